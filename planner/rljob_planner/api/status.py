@@ -1,0 +1,212 @@
+"""What the operator reports on an ``RLJob``, and the only memory it has.
+
+Everything that must survive a restart of the operator stands here: the split in force, the transaction that may be under
+way, the calibration and the last decisions. Times are RFC 3339 strings in UTC, as elsewhere in Kubernetes. ``None`` means
+unknown, never zero.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from pydantic import Field
+
+from rljob_planner.api.base import ApiModel
+from rljob_planner.split import Split
+
+
+class Phase(StrEnum):
+    """Where an RLJob stands in its life."""
+
+    PENDING = "Pending"
+    PLANNED = "Planned"
+    STARTING = "Starting"
+    RUNNING = "Running"
+    REBALANCING = "Rebalancing"
+    SUSPENDED = "Suspended"
+    COMPLETE = "Complete"
+    FAILED = "Failed"
+
+
+class ConditionType(StrEnum):
+    """The conditions of an RLJob, each usable with ``kubectl wait``."""
+
+    READY = "Ready"
+    PLANNED = "Planned"
+    SCHEDULED = "Scheduled"
+    METRICS_AVAILABLE = "MetricsAvailable"
+    WITHIN_STALENESS = "WithinStaleness"
+    REBALANCING = "Rebalancing"
+    DEGRADED = "Degraded"
+
+
+class Condition(ApiModel):
+    """A condition as in ``metav1``: its message says what to do when the status is not the wished one."""
+
+    type: ConditionType
+    status: str = Field(pattern="^(True|False|Unknown)$")
+    reason: str
+    message: str
+    last_transition_time: str
+    observed_generation: int
+
+
+class Spread(ApiModel):
+    """A duration with its spread, in seconds."""
+
+    mean: float
+    p10: float
+    p50: float
+    p90: float
+
+
+class StalenessSummary(ApiModel):
+    """Staleness of trained samples, in policy versions."""
+
+    mean: float
+    p95: float
+    max: float
+
+
+class RunTime(ApiModel):
+    """Expected time of the run, in seconds."""
+
+    p10: float
+    p50: float
+    p90: float
+
+
+class PlanStatus(ApiModel):
+    """The plan that the split in force came from, or that the operator recommends."""
+
+    split: Split
+    period: Spread
+    staleness: StalenessSummary
+    run_time: RunTime
+    synchronous_period: float | None = Field(default=None, description="Period of the best synchronous layout in seconds.")
+    bottleneck: str = Field(description="Which side bounds the period: samplers, trainers or balanced.")
+    confidence: float | None = Field(default=None, description="Relative residual of the calibrated model; absent until something is measured.")
+    placeable_gpus: int = Field(description="GPUs of the budget that the nodes can really hold.")
+    planned_at: str
+
+
+class ObservedStatus(ApiModel):
+    """What the metrics and the API server showed last."""
+
+    at: str
+    policy_version: int | None = None
+    period_seconds: float | None = None
+    staleness_mean: float | None = None
+    staleness_max: float | None = None
+    queue_groups: float | None = None
+    in_flight_samples: float | None = None
+    response_tokens_mean: float | None = None
+    gpus_held: int = Field(default=0, description="GPUs of pods that are bound or ungated and not yet gone.")
+    layout_generation: int | None = Field(default=None, description="Smallest layout generation that the trainer pods acknowledged.")
+
+
+class CalibrationStatus(ApiModel):
+    """Measured over predicted speed, one factor a side, and how well the calibrated model fits."""
+
+    sampler_factor: float = 1.0
+    trainer_factor: float = 1.0
+    residual: float | None = None
+    pegged: bool = False
+    observations: int = 0
+
+
+class MovePhase(StrEnum):
+    """The phases of a move, in order; ``RollBack`` leads back to the split before it."""
+
+    ANNOUNCE = "Announce"
+    DRAIN = "Drain"
+    SHRINK = "Shrink"
+    GROW = "Grow"
+    VERIFY = "Verify"
+    ROLL_BACK = "RollBack"
+
+
+class MoveStatus(ApiModel):
+    """A move under way: everything that is needed to go on after a restart."""
+
+    id: str
+    phase: MovePhase
+    from_split: Split = Field(alias="from")
+    to_split: Split = Field(alias="to")
+    reason: str
+    predicted_gain: float = Field(description="Predicted gain as a fraction of the period.")
+    generation: int = Field(description="Layout generation that the current phase published.")
+    started_at: str
+    phase_since: str
+    deadline: str = Field(description="When the current phase gives up.")
+    victims: tuple[str, ...] = Field(default=(), description="Pods that the move removes.")
+    waiting_for: str = Field(default="", description="What the current phase waits for.")
+
+
+class MoveHistory(ApiModel):
+    """What earlier moves left behind: cool-down, back-off and the measured cost of a move."""
+
+    last_ended_at: str | None = None
+    last_outcome: str | None = Field(default=None, description="Committed or RolledBack.")
+    failures: int = Field(default=0, description="Roll-backs in a row.")
+    not_before: str | None = Field(default=None, description="No move starts before this time.")
+    cost_seconds: float | None = Field(default=None, description="Measured cost of a move in seconds of lost progress.")
+    moves: int = 0
+
+
+class DecisionCode(StrEnum):
+    """Why the operator moved, or did not."""
+
+    INITIAL_PLAN = "InitialPlan"
+    MOVE = "Move"
+    MOVE_COMMITTED = "MoveCommitted"
+    MOVE_ROLLED_BACK = "MoveRolledBack"
+    LOWER_CAP = "LowerCap"
+    RAISE_CAP = "RaiseCap"
+    AT_OPTIMUM = "AtOptimum"
+    GAIN_TOO_SMALL = "GainTooSmall"
+    NOT_WORTH_COST = "NotWorthCost"
+    NOT_PERSISTED = "NotPersisted"
+    COOLDOWN = "Cooldown"
+    BACK_OFF = "BackOff"
+    METRICS_UNKNOWN = "MetricsUnknown"
+    NOT_READY = "NotReady"
+    SETTLING = "Settling"
+    RECOMMEND_ONLY = "RecommendOnly"
+    INITIAL_ONLY = "InitialOnly"
+    TRAINER_FIXED = "TrainerFixed"
+    NOTHING_PLACEABLE = "NothingPlaceable"
+
+
+class DecisionStatus(ApiModel):
+    """One decision, with what it rested on."""
+
+    at: str
+    code: DecisionCode
+    message: str
+    from_split: Split | None = Field(default=None, alias="from")
+    to_split: Split | None = Field(default=None, alias="to")
+    predicted_gain: float | None = None
+    measured_gain: float | None = None
+    cost_seconds: float | None = None
+    response_tokens_mean: float | None = None
+    period_seconds: float | None = None
+    count: int = Field(default=1, description="How often the same decision was taken in a row.")
+
+
+class RLJobStatus(ApiModel):
+    """The status of an RLJob."""
+
+    phase: Phase = Phase.PENDING
+    observed_generation: int = 0
+    conditions: tuple[Condition, ...] = ()
+    samplers: str | None = Field(default=None, description="Ready and wished sampler pods, such as 6/8.")
+    trainers: str | None = Field(default=None, description="Ready and wished trainer pods, such as 2/2.")
+    plan: PlanStatus | None = None
+    split: Split | None = Field(default=None, description="The split in force: what the children are made from outside of a move.")
+    layout_generation: int = Field(default=0, description="Generation of the layout published last.")
+    observed: ObservedStatus | None = None
+    calibration: CalibrationStatus | None = None
+    rebalance: MoveStatus | None = None
+    moves: MoveHistory = Field(default_factory=MoveHistory)
+    decisions: tuple[DecisionStatus, ...] = Field(default=(), description="The last ten decisions, the newest last.")
