@@ -1,0 +1,1 @@
+"""Everything needed to run the operator on one machine for real; the product never imports it."""

@@ -1,0 +1,21 @@
+"""A real Kubernetes control plane for development and tests, built from Go modules.
+
+See ``plane`` for starting one, ``nodes`` for its GPU nodes, ``stages`` for how their pods live, ``prometheus`` for a
+real Prometheus beside it, and ``python -m dev.controlplane --help`` for the shell.
+"""
+
+from dev.controlplane.build import BuildError, ensure_built
+from dev.controlplane.nodes import NodeSpec
+from dev.controlplane.plane import ControlPlane, KubectlError
+from dev.controlplane.processes import ComponentError
+from dev.controlplane.rest import ApiError
+
+__all__ = [
+    "ApiError",
+    "BuildError",
+    "ComponentError",
+    "ControlPlane",
+    "KubectlError",
+    "NodeSpec",
+    "ensure_built",
+]
