@@ -104,13 +104,11 @@ class LengthHistogram:
     @property
     def second_moment(self) -> float:
         """E[L²] in tokens², lengths uniform inside their bin, brought to the measured mean."""
-        low, first, second = 0.0, 0.0, 0.0
-        for upper, count in self.bins:
-            first += count * (low + upper) / 2
+        low, second = 0.0, 0.0
+        for upper, count in self.at_measured_mean():
             second += count * (low * low + low * upper + upper * upper) / 3
             low = upper
-        binned_mean = first / self.count
-        return second / self.count * (self.mean_tokens / binned_mean) ** 2
+        return second / self.count
 
     @property
     def cv(self) -> float:
@@ -126,35 +124,18 @@ class LengthHistogram:
             seen, low = seen + count, upper
         return self.bins[-1][0]
 
-    def scaled(self, factor: float, max_tokens: float | None = None) -> LengthHistogram:
-        """All lengths times ``factor``; those that pass ``max_tokens`` pile up there, as a capped response does."""
-        if max_tokens is None or self.bins[-1][0] * factor <= max_tokens:
-            return LengthHistogram(tuple((upper * factor, count) for upper, count in self.bins), self.mean_tokens * factor)
-        kept: list[tuple[float, float]] = []
-        above, clipped_tokens, low = 0.0, 0.0, 0.0
-        for upper, count in ((upper * factor, count) for upper, count in self.bins):
-            if upper <= max_tokens:
-                kept.append((upper, count))
-            else:
-                over = min(1.0, (upper - max_tokens) / (upper - low))
-                below = count * (1.0 - over)
-                if below > 0:
-                    kept.append((max_tokens * (1 - 1e-9), below))
-                above += count * over
-                clipped_tokens += count * over * ((max(low, max_tokens) + upper) / 2 - max_tokens)
+    def scaled(self, factor: float) -> LengthHistogram:
+        """All lengths times ``factor``, not cut off anywhere: who knows the cap on a response clips at it."""
+        return LengthHistogram(tuple((upper * factor, count) for upper, count in self.bins), self.mean_tokens * factor)
+
+    def at_measured_mean(self) -> tuple[tuple[float, float], ...]:
+        """The bins with their edges moved so that lengths uniform inside a bin have the measured mean."""
+        low, first = 0.0, 0.0
+        for upper, count in self.bins:
+            first += count * (low + upper) / 2
             low = upper
-        # A bin is uniform between its edges: the pile at the cap needs a bin of its own, next to no tokens wide.
-        merged = _merge_equal_edges(kept)
-        merged.append((max_tokens, above))
-        mean_tokens = self.mean_tokens * factor - clipped_tokens / self.count
-        return LengthHistogram(tuple(merged), max(1.0, mean_tokens))
-
-
-def _merge_equal_edges(bins: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    merged: dict[float, float] = {}
-    for upper, count in bins:
-        merged[upper] = merged.get(upper, 0.0) + count
-    return sorted(merged.items())
+        factor = self.mean_tokens * self.count / first
+        return tuple((upper * factor, count) for upper, count in self.bins)
 
 
 @dataclass(frozen=True)
@@ -189,18 +170,16 @@ CORRECTION_LIMIT = 2.0
 """Largest factor, up or down, by which the trend may move a measured length: an extrapolation is no measurement."""
 
 
-def corrected_lengths(
-    histogram: LengthHistogram, trend: Trend, age_s: float, *, lead_s: float = 0.0, max_tokens: float | None = None
-) -> LengthHistogram:
+def corrected_lengths(histogram: LengthHistogram, trend: Trend, age_s: float, lead_s: float = 0.0) -> LengthHistogram:
     """The lengths of samples that start ``lead_s`` seconds from now, from those that finished in a window.
 
     While lengths grow, the long ones are still running, so what finished is too short: mean(now) = mean(finished) ·
     exp(g·(age + lead)), with the age of ``finished_age_s`` and the trend g shrunk by its uncertainty. All lengths are scaled
-    alike. The factor stays within 1/2 … 2.
+    alike, by a factor within 1/2 … 2.
     """
     exponent = trend.shrunk_per_s * (age_s + lead_s)
     limit = math.log(CORRECTION_LIMIT)
-    return histogram.scaled(math.exp(min(limit, max(-limit, exponent))), max_tokens)
+    return histogram.scaled(math.exp(min(limit, max(-limit, exponent))))
 
 
 @dataclass(frozen=True)
@@ -241,7 +220,10 @@ class Telemetry:
     at: float
     """When it was read, in seconds since the epoch."""
     window_s: float
-    """Window that means, rates and histograms cover: at most the time since the present layout was acknowledged."""
+    """Window that means, rates and histograms cover: at most the time since the present layout was acknowledged; 0 if that
+    is too short to say anything."""
+    since_s: float | None = None
+    """Seconds since the present layout was acknowledged, None if it was not yet."""
     policy_version: Reading[int] = field(default_factory=Reading.missing)
     """The newest published policy version."""
     steps_in_window: Reading[int] = field(default_factory=Reading.missing)
@@ -308,8 +290,13 @@ class Telemetry:
 
     @property
     def iteration_s(self) -> Reading[float]:
-        """Mean seconds between two tokens of a sample, over the fleet and the window."""
-        return self.fleet(lambda sampler: sampler.iteration_s, mean)
+        """Mean seconds between two tokens of a sample, over the fleet and the window; a pod known to be idle has no say."""
+        busy = [
+            sampler.iteration_s
+            for sampler in (self.samplers.get(pod, SamplerTelemetry.unknown()) for pod in self.ready_samplers)
+            if sampler.generation_tokens_per_s.value != 0
+        ]
+        return combined(busy, mean)
 
     @property
     def generation_tokens_per_s(self) -> Reading[float]:
@@ -320,4 +307,6 @@ class Telemetry:
         self, part: Callable[[SamplerTelemetry], Reading[float]], merge: Callable[[list[float]], float]
     ) -> Reading[float]:
         """A fleet quantity over the ready sampler pods, unknown if any of them is (a part is never read as the whole)."""
-        return combined((part(self.samplers.get(pod, SamplerTelemetry.unknown())) for pod in self.ready_samplers), merge)
+        return combined(
+            (part(self.samplers.get(pod, SamplerTelemetry.unknown())) for pod in self.ready_samplers), merge
+        )

@@ -1,40 +1,74 @@
-"""Prometheus → typed samples (signatures; bodies follow)."""
+"""Reads what Prometheus knows of one job and says of every quantity whether it is a value, missing, or stale.
+
+Two kinds of queries, all sent at once and all for the same instant:
+
+- *What is now*: one range selector over all names, ``{__name__=~"…", rljob_dev_uid="…"}[horizon]``. It returns raw samples with
+  their own times, so that the age of each is known. An instant selector cannot tell: it looks five minutes back without saying so,
+  and drops a series at once when its target vanishes. A sample older than ``stale_after_s`` (three scrape
+  intervals: one missed scrape is a hiccup) is stale.
+- *What was over a window*: increases, rates and means, never over more than the time since the present layout was acknowledged,
+  since a mean over two layouts describes neither. Their freshness is that of the counter beneath, from the first query: the
+  increase over ten minutes of a counter that stopped five minutes ago is a number, but no reading.
+
+A pod that two scrape configurations reach counts once: samples are first reduced to the largest of a pod (and engine).
+"""
 
 from __future__ import annotations
 
-import aiohttp
+import asyncio
+import re
+from collections.abc import Collection
+from dataclasses import replace
 
-from rljob_operator.readings import (
-    LengthHistogram as LengthHistogram,
-    Reading as Reading,
-    ReadingState as ReadingState,
-    SamplerTelemetry as SamplerTelemetry,
-    Telemetry as Telemetry,
-    Trend as Trend,
-    corrected_lengths as corrected_lengths,
+from rljob_operator.answers import (
+    GENERATED,
+    KV_USAGE,
+    NOW_NAMES,
+    RUNNING,
+    TOKEN_LATENCY,
+    Answers,
+    histogram,
+    over,
+    quantile,
+    steps_and_period,
+    trend,
 )
+from rljob_operator.prometheus import Prometheus as Prometheus
+from rljob_operator.prometheus import PrometheusError as PrometheusError
+from rljob_operator.prometheus import Series
+from rljob_operator.readings import LengthHistogram as LengthHistogram
+from rljob_operator.readings import Reading as Reading
+from rljob_operator.readings import ReadingState as ReadingState
+from rljob_operator.readings import SamplerTelemetry as SamplerTelemetry
+from rljob_operator.readings import Telemetry as Telemetry
+from rljob_operator.readings import Trend as Trend
+from rljob_operator.readings import corrected_lengths as corrected_lengths
+from rljob_operator.readings import finished_age_s as finished_age_s
+from rljob_operator.remedies import remedies
+
+MIN_WINDOW = 4.0 / 3.0
+"""Shortest window that says anything, in units of ``stale_after_s``: four scrapes where stale is what missed three."""
 
 
-class PrometheusError(Exception):
-    """Prometheus did not answer as it should; the message says what to check."""
+WINDOW_PERIODS = 8.0
+"""Periods that a window should span, so that a mean over it rests on more than one or two steps."""
 
 
-class Prometheus:
-    """An asynchronous client of one Prometheus server, for instant queries."""
-
-    def __init__(self, session: aiohttp.ClientSession, url: str, *, timeout_s: float = 10.0) -> None: ...
+def wished_window_s(period_s: float | None, least_s: float) -> float:
+    """The window to ask for, in seconds: eight periods (observed, else planned; None if neither is known), at least ``least_s``."""
+    return least_s if period_s is None else max(least_s, WINDOW_PERIODS * period_s)
 
 
 async def observe(
     prometheus: Prometheus,
     uid: str,
     *,
-    sampler_pods: frozenset[str],
-    trainer_pods: frozenset[str],
+    sampler_pods: Collection[str],
+    trainer_pods: Collection[str],
     since: float | None,
     now: float,
     window_s: float,
-    scrape_s: float = 15.0,
+    stale_after_s: float = 45.0,
     samples_per_prompt: int = 1,
     max_response_tokens: int | None = None,
 ) -> Telemetry:
@@ -42,7 +76,132 @@ async def observe(
 
     ``sampler_pods``/``trainer_pods``: names of the pods that the API server shows as Ready; one without metrics makes fleet
     quantities / the layout generation unknown. ``since``: when the layout in force was acknowledged (None: not yet, then
-    windowed readings are missing). ``window_s``: wished window of means, rates and histograms. Never raises for an
-    unreachable or broken Prometheus: all readings are missing then, and ``Telemetry.missing`` says what to do.
+    windowed readings are missing). ``window_s``: wished window of means, rates and histograms. ``stale_after_s``: age from which
+    a sample is stale; three scrape intervals, so that one missed scrape is no alarm. ``max_response_tokens``: where
+    responses are cut off, the upper edge of the last bin. Never raises for an unreachable or broken Prometheus: all readings
+    are missing then, and ``Telemetry.missing`` says what to do.
     """
-    raise NotImplementedError
+    if not re.fullmatch(r"[A-Za-z0-9-]+", uid):
+        raise ValueError(f"{uid!r} is not the uid of a Kubernetes object")
+    window = 0.0 if since is None else min(window_s, now - since)
+    if window < MIN_WINDOW * stale_after_s:
+        window = 0.0
+    horizon_s = max(4.0 * stale_after_s, 60.0)
+    queries = _queries(f'rljob_dev_uid="{uid}"', horizon_s, window)
+    answers = await asyncio.gather(*(prometheus.query(q, at=now) for q in queries.values()), return_exceptions=True)
+    since_s = None if since is None else now - since
+    rows: dict[str, list[Series]] = {}
+    for key, answer in zip(queries, answers, strict=True):
+        if isinstance(answer, PrometheusError):
+            # Some answers without the others are half a picture, and half a picture is worse than none.
+            unknown = {pod: SamplerTelemetry.unknown() for pod in sampler_pods}
+            return Telemetry(
+                now, window, since_s, samplers=unknown, ready_samplers=frozenset(sampler_pods), missing=(str(answer),)
+            )
+        if isinstance(answer, BaseException):
+            raise answer
+        rows[key] = answer
+    view = Answers(rows, now, stale_after_s)
+    telemetry = Telemetry(
+        at=now,
+        window_s=window,
+        since_s=since_s,
+        policy_version=view.newest("rljob_policy_version").map(round),
+        queue_groups=view.newest("rljob_queue_depth_groups"),
+        in_flight_samples=view.newest("rljob_inflight_samples"),
+        layout_generation=view.smallest("rljob_layout_generation", trainer_pods).map(round),
+        samplers=view.samplers(sampler_pods),
+        ready_samplers=frozenset(sampler_pods),
+    )
+    if window > 0:
+        telemetry = _windowed(telemetry, view, window, samples_per_prompt, max_response_tokens)
+    return replace(telemetry, missing=remedies(telemetry, uid, trainer_pods=trainer_pods, anything=view.anything))
+
+
+def _queries(selector: str, horizon_s: float, window_s: float) -> dict[str, str]:
+    """The PromQL of every reading, by a short name; without a window only what is now."""
+    queries = {
+        "now": f'{{__name__=~"{"|".join(NOW_NAMES)}",{selector}}}[{_ms(horizon_s)}]',
+        "kv_tokens": "count by (pod, engine, kv_cache_size_tokens, num_gpu_blocks, block_size) "
+        f"(vllm:cache_config_info{{{selector}}})",
+    }
+    if window_s <= 0:
+        return queries
+    w, half = f"[{_ms(window_s)}]", _ms(window_s / 2)
+
+    def total(name: str, window: str = w) -> str:
+        return f"sum(max by (pod) (increase({name}{{{selector}}}{window})))"
+
+    def buckets(name: str) -> str:
+        return f"sum by (le) (max by (pod, le) (increase({name}_bucket{{{selector}}}{w})))"
+
+    def per_pod(function: str, names: tuple[str, ...], merge: str = "sum") -> str:
+        # `or` takes the older name only for pods that lack the newer one: a fleet in mid-upgrade has both.
+        return " or ".join(
+            f"{merge} by (pod) (max by (pod, engine) ({function}({name}{{{selector}}}{w})))" for name in names
+        )
+
+    for key, name in (
+        ("staleness", "rljob_sample_staleness_versions"),
+        ("train_step", "rljob_train_step_seconds"),
+        ("weight_sync", "rljob_weight_sync_seconds"),
+        ("response", "rljob_response_tokens"),
+    ):
+        queries[f"{key}_sum"], queries[f"{key}_count"] = total(f"{name}_sum"), total(f"{name}_count")
+    for key, window in (("late", f"[{half}]"), ("early", f"[{half}] offset {half}")):
+        queries[f"{key}_sum"] = total("rljob_response_tokens_sum", window)
+        queries[f"{key}_count"] = total("rljob_response_tokens_count", window)
+    return queries | {
+        "versions": f"rljob_policy_version{{{selector}}}{w}",
+        "staleness_bucket": buckets("rljob_sample_staleness_versions"),
+        "staleness_max": f"max(max_over_time(rljob_sample_staleness_max_versions{{{selector}}}{w}))",
+        "wait": total("rljob_trainer_wait_seconds_total"),
+        "samples": total("rljob_trained_samples_total"),
+        "tokens": total("rljob_trained_tokens_total"),
+        "response_bucket": buckets("rljob_response_tokens"),
+        "running_mean": per_pod("avg_over_time", (RUNNING,)),
+        "kv_usage_mean": per_pod("avg_over_time", KV_USAGE, "avg"),
+        "latency_sum": per_pod("rate", tuple(f"{name}_sum" for name in TOKEN_LATENCY)),
+        "latency_count": per_pod("rate", tuple(f"{name}_count" for name in TOKEN_LATENCY)),
+        "generated": per_pod("rate", (GENERATED,)),
+    }
+
+
+def _ms(seconds: float) -> str:
+    return f"{max(1, int(seconds * 1000))}ms"
+
+
+def _windowed(
+    telemetry: Telemetry, view: Answers, window_s: float, samples_per_prompt: int, max_response_tokens: int | None
+) -> Telemetry:
+    """The telemetry with everything that covers the window."""
+    steps, period = steps_and_period(view.rows["versions"])
+    version = view.newest("rljob_policy_version")
+    staleness = view.newest("rljob_sample_staleness_versions_count")
+    response = view.newest("rljob_response_tokens_count")
+    trained = view.newest("rljob_trained_samples_total")
+    lengths = histogram(view.rows["response_bucket"], view.number("response_sum"), max_response_tokens)
+    samples, tokens = view.number("samples"), view.number("tokens")
+    return replace(
+        telemetry,
+        steps_in_window=over(version, steps),
+        period_s=over(version, period),
+        staleness_mean=over(staleness, view.ratio("staleness_sum", "staleness_count")),
+        staleness_p95=over(staleness, quantile(view.rows["staleness_bucket"], 0.95)),
+        staleness_max=over(view.newest("rljob_sample_staleness_max_versions"), view.number("staleness_max")),
+        train_step_s=over(
+            view.newest("rljob_train_step_seconds_count"), view.ratio("train_step_sum", "train_step_count")
+        ),
+        weight_sync_s=over(
+            view.newest("rljob_weight_sync_seconds_count"), view.ratio("weight_sync_sum", "weight_sync_count")
+        ),
+        trainer_wait_share=over(view.newest("rljob_trainer_wait_seconds_total"), view.number("wait")).map(
+            lambda waited: min(1.0, waited / window_s)
+        ),
+        trained_samples_per_step=over(trained, samples / steps if samples and steps else None),
+        trained_tokens_per_sample=over(trained, tokens / samples if samples and tokens else None),
+        response_lengths=over(response, lengths),
+        response_trend=over(
+            response, None if lengths is None else trend(view, lengths.cv, window_s / 2, samples_per_prompt)
+        ),
+    )

@@ -1,0 +1,92 @@
+"""What to do about a reading that is unknown, in words: the message of the condition ``MetricsAvailable``.
+
+Most of these causes are one line of configuration away from working, and a person who reads the condition should not have to
+know how this operator reads Prometheus. Quantities that a job may well not have (weight sync, environments) are not asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from rljob_operator.readings import Reading, ReadingState, Telemetry
+
+_CALLS = {
+    "rljob_policy_version": "call rljob_runtime.Reporter.step_finished after every step, and resumed at the start",
+    "rljob_queue_depth_groups": "call rljob_runtime.Reporter.queue whenever the queue changes",
+    "rljob_inflight_samples": "call rljob_runtime.Reporter.in_flight whenever samples are submitted or finish",
+    "rljob_sample_staleness_versions": "call rljob_runtime.Reporter.step_started with the staleness of each sample",
+    "rljob_train_step_seconds": "call rljob_runtime.Reporter.step_finished after every step",
+    "rljob_response_tokens": "call rljob_runtime.Reporter.response for every finished response",
+}
+
+
+def remedies(
+    telemetry: Telemetry, uid: str, *, trainer_pods: Collection[str], anything: frozenset[str]
+) -> tuple[str, ...]:
+    """One sentence for each thing that is unknown, most telling first; empty if all that decisions need is known.
+
+    ``anything``: names of which any sample was seen, fresh or not. What is unknown only because the present layout is too
+    young or no step has ended in it is no fault, and not listed.
+    """
+    found: list[str] = []
+    if not any(name.startswith("rljob_") for name in anything):
+        found.append(
+            f'no rljob_* series with rljob_dev_uid="{uid}": check that the trainer\'s pods are scraped (a PodMonitor that selects '
+            "the label rljob.dev/name and relabels rljob.dev/uid to rljob_dev_uid) and that rljob_runtime.Reporter serves in them"
+        )
+    else:
+        found += _job_remedies(telemetry)
+        if trainer_pods and not telemetry.layout_generation.known:
+            found.append(
+                f"rljob_layout_generation is {telemetry.layout_generation.state} for one of the trainer pods "
+                f"{_names(trainer_pods)}: check that each is scraped (with a pod label) and calls rljob_runtime.Reporter.acknowledged"
+            )
+    return (*found, *_sampler_remedies(telemetry, uid))
+
+
+def _job_remedies(telemetry: Telemetry) -> list[str]:
+    now: dict[str, Reading[float] | Reading[int]] = {
+        "rljob_policy_version": telemetry.policy_version,
+        "rljob_queue_depth_groups": telemetry.queue_groups,
+        "rljob_inflight_samples": telemetry.in_flight_samples,
+    }
+    stale = [name for name, reading in now.items() if reading.state is ReadingState.STALE]
+    if len(stale) == len(now):
+        age_s = telemetry.policy_version.age_s or 0.0
+        return [
+            f"rljob_* metrics stopped {age_s:.0f} s ago: check that the trainer's rank-0 pod runs and that its target is up in Prometheus"
+        ]
+    found = [_of_name(name, reading.state) for name, reading in now.items() if not reading.known]
+    if telemetry.steps_in_window.value:
+        windowed = {
+            "rljob_sample_staleness_versions": telemetry.staleness_mean.state,
+            "rljob_train_step_seconds": telemetry.train_step_s.state,
+            "rljob_response_tokens": telemetry.response_lengths.state,
+        }
+        found += [_of_name(name, state) for name, state in windowed.items() if state is not ReadingState.VALUE]
+    return found
+
+
+def _of_name(name: str, state: ReadingState) -> str:
+    return f"{name} is {state}: {_CALLS[name]}"
+
+
+def _sampler_remedies(telemetry: Telemetry, uid: str) -> list[str]:
+    silent = [pod for pod in sorted(telemetry.ready_samplers) if not telemetry.samplers[pod].running.known]
+    if silent:
+        return [
+            f'no fresh vllm:* series with rljob_dev_uid="{uid}" from {len(silent)} of {len(telemetry.ready_samplers)} ready sampler '
+            f"pods ({_names(silent)}): check that they are scraped with a pod label, and that the engine serves /metrics"
+        ]
+    without_kv = [pod for pod in sorted(telemetry.ready_samplers) if not telemetry.samplers[pod].kv_usage.known]
+    if without_kv:
+        return [
+            f"vllm:kv_cache_usage_perc is unknown for the sampler pods {_names(without_kv)}: check that the engine is vLLM and that "
+            "no metric relabelling drops it"
+        ]
+    return []
+
+
+def _names(pods: Collection[str]) -> str:
+    shown = sorted(pods)
+    return ", ".join(shown[:3]) + (f" and {len(shown) - 3} more" if len(shown) > 3 else "")
