@@ -4,8 +4,8 @@ Two kinds of queries, all sent at once and all for the same instant:
 
 - *What is now*: one range selector over all names, ``{__name__=~"…", rljob_dev_uid="…"}[horizon]``. It returns raw samples with
   their own times, so that the age of each is known. An instant selector cannot tell: it looks five minutes back without saying so,
-  and drops a series at once when its target vanishes. A sample older than ``stale_after_s`` (three scrape
-  intervals: one missed scrape is a hiccup) is stale.
+  and drops a series at once when its target vanishes. A sample older than three
+  scrape intervals is stale.
 - *What was over a window*: increases, rates and means, never over more than the time since the present layout was acknowledged,
   since a mean over two layouts describes neither. Their freshness is that of the counter beneath, from the first query: the
   increase over ten minutes of a counter that stopped five minutes ago is a number, but no reading.
@@ -46,9 +46,11 @@ from rljob_operator.readings import corrected_lengths as corrected_lengths
 from rljob_operator.readings import finished_age_s as finished_age_s
 from rljob_operator.remedies import remedies
 
-MIN_WINDOW = 4.0 / 3.0
-"""Shortest window that says anything, in units of ``stale_after_s``: four scrapes where stale is what missed three."""
+MIN_SCRAPES = 4
+"""Scrapes that a window must span before a rate over it means anything."""
 
+STALE_SCRAPES = 3.0
+"""Age from which a sample is stale, in scrape intervals: one missed scrape is a hiccup, three are none."""
 
 WINDOW_PERIODS = 8.0
 """Periods that a window should span, so that a mean over it rests on more than one or two steps."""
@@ -68,7 +70,7 @@ async def observe(
     since: float | None,
     now: float,
     window_s: float,
-    stale_after_s: float = 45.0,
+    scrape_s: float = 15.0,
     samples_per_prompt: int = 1,
     max_response_tokens: int | None = None,
 ) -> Telemetry:
@@ -76,17 +78,17 @@ async def observe(
 
     ``sampler_pods``/``trainer_pods``: names of the pods that the API server shows as Ready; one without metrics makes fleet
     quantities / the layout generation unknown. ``since``: when the layout in force was acknowledged (None: not yet, then
-    windowed readings are missing). ``window_s``: wished window of means, rates and histograms. ``stale_after_s``: age from which
-    a sample is stale; three scrape intervals, so that one missed scrape is no alarm. ``max_response_tokens``: where
+    windowed readings are missing). ``window_s``: wished window of means, rates and histograms. ``scrape_s``: the scrape
+    interval; a sample older than three of them is stale. ``max_response_tokens``: where
     responses are cut off, the upper edge of the last bin. Never raises for an unreachable or broken Prometheus: all readings
     are missing then, and ``Telemetry.missing`` says what to do.
     """
     if not re.fullmatch(r"[A-Za-z0-9-]+", uid):
         raise ValueError(f"{uid!r} is not the uid of a Kubernetes object")
     window = 0.0 if since is None else min(window_s, now - since)
-    if window < MIN_WINDOW * stale_after_s:
+    if window < MIN_SCRAPES * scrape_s:
         window = 0.0
-    horizon_s = max(4.0 * stale_after_s, 60.0)
+    horizon_s = max(4.0 * STALE_SCRAPES * scrape_s, 60.0)
     queries = _queries(f'rljob_dev_uid="{uid}"', horizon_s, window)
     answers = await asyncio.gather(*(prometheus.query(q, at=now) for q in queries.values()), return_exceptions=True)
     since_s = None if since is None else now - since
@@ -101,7 +103,7 @@ async def observe(
         if isinstance(answer, BaseException):
             raise answer
         rows[key] = answer
-    view = Answers(rows, now, stale_after_s)
+    view = Answers(rows, now, STALE_SCRAPES * scrape_s)
     telemetry = Telemetry(
         at=now,
         window_s=window,

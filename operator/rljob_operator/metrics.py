@@ -1,0 +1,152 @@
+"""The operator's own metrics, ``rljob_operator_*``.
+
+A job is named by the labels ``rljob_namespace`` and ``rljob_name``: plain ``namespace`` and ``name`` would be overwritten by the
+scrape with those of the operator. Quantities of a job that are unknown have no series, since a gauge of 0 seconds would be
+a lie; the series of a deleted job are removed, so that nothing alerts on the dead.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from threading import Thread
+from typing import TypeVar
+from wsgiref.simple_server import WSGIServer
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+from prometheus_client.metrics import MetricWrapperBase
+
+from rljob_planner.api.status import CalibrationStatus, DecisionCode, MovePhase
+
+AnyMetric = TypeVar("AnyMetric", bound=MetricWrapperBase)
+
+JOB = ("rljob_namespace", "rljob_name")
+
+PASS_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+"""Upper edges in seconds for the time of a pass: from one that finds nothing to do to one that plans anew."""
+
+
+class OperatorMetrics:
+    """Registers and feeds the operator's metrics; jobs are named by namespace and name throughout."""
+
+    def __init__(self, registry: CollectorRegistry | None = None, *, clock: Callable[[], float] = time.time) -> None:
+        """Register in ``registry``, a new one if None; ``clock`` gives seconds since the epoch."""
+        self.registry = registry if registry is not None else CollectorRegistry()
+        """What ``/metrics`` serves."""
+        self._clock = clock
+        self._of_jobs: list[MetricWrapperBase] = []
+
+        def gauge(name: str, text: str, *labels: str) -> Gauge:
+            return self._kept(Gauge(f"rljob_operator_{name}", text, (*JOB, *labels), registry=self.registry))
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return self._kept(Counter(f"rljob_operator_{name}", text, (*JOB, *labels), registry=self.registry))
+
+        self._decisions = counter("decision_total", "Decisions by their reason code", "code")
+        self._decision_code = gauge("decision_code", "1 for the code of the last decision, 0 for the others", "code")
+        self._reconcile_s = self._kept(
+            Histogram(
+                "rljob_operator_reconcile_seconds",
+                "Time of a pass over a job",
+                JOB,
+                buckets=PASS_SECONDS,
+                registry=self.registry,
+            )
+        )
+        self._reconcile_errors = counter("reconcile_errors_total", "Passes over a job that failed")
+        self._last_reconcile = gauge(
+            "last_reconcile_timestamp_seconds", "When the last pass over a job ended, in seconds since the epoch"
+        )
+        self._budget = gauge("budget_gpus", "GPUs that a job may hold")
+        self._held = gauge("held_gpus", "GPUs of pods that are bound or ungated and not yet gone")
+        self._violations = counter(
+            "budget_violations_total", "Times that a job's pods were seen to hold more than its budget"
+        )
+        self._moves = counter("moves_total", "Moves that ended, by outcome", "outcome")
+        self._move_phase = gauge("move_phase", "1 for the phase of the move under way, 0 for the others", "phase")
+        self._drain_timeouts = counter("drain_timeouts_total", "Drains that ran out of time with samples still running")
+        self._predicted = gauge("predicted_period_seconds", "Period that the planner predicts for the split in force")
+        self._observed = gauge("observed_period_seconds", "Period that was measured")
+        self._factor = gauge("calibration_factor", "Measured over predicted speed", "side")
+        self._pegged = gauge(
+            "calibration_pegged", "1 if a factor stands at its limit, so that the model does not describe the job"
+        )
+        self._gain = gauge("predicted_gain_ratio", "Fraction of the period that the wished split would save")
+        self._metrics_known = gauge("metrics_available", "1 if everything that decisions need is known, else 0")
+
+    def _kept(self, metric: AnyMetric) -> AnyMetric:
+        self._of_jobs.append(metric)
+        return metric
+
+    def reconciled(self, namespace: str, name: str, seconds: float) -> None:
+        """A pass over a job ended after ``seconds``."""
+        self._reconcile_s.labels(namespace, name).observe(seconds)
+        self._last_reconcile.labels(namespace, name).set(self._clock())
+
+    def reconcile_failed(self, namespace: str, name: str) -> None:
+        """A pass over a job raised an error."""
+        self._reconcile_errors.labels(namespace, name).inc()
+
+    def decided(self, namespace: str, name: str, code: DecisionCode, predicted_gain: float | None = None) -> None:
+        """A decision was taken; ``predicted_gain`` as a fraction of the period, None if there is no wish."""
+        self._decisions.labels(namespace, name, code.value).inc()
+        for each in DecisionCode:
+            self._decision_code.labels(namespace, name, each.value).set(each is code)
+        _set(self._gain, predicted_gain, namespace, name)
+
+    def held(self, namespace: str, name: str, *, budget: int, held: int) -> None:
+        """What a job may hold and holds; counts a violation each time that it holds more."""
+        self._budget.labels(namespace, name).set(budget)
+        self._held.labels(namespace, name).set(held)
+        violations = self._violations.labels(namespace, name)
+        if held > budget:
+            violations.inc()
+
+    def move_phase(self, namespace: str, name: str, phase: MovePhase | None) -> None:
+        """The phase of the move under way, None if there is none."""
+        for each in MovePhase:
+            self._move_phase.labels(namespace, name, each.value).set(each is phase)
+
+    def move_ended(self, namespace: str, name: str, outcome: str) -> None:
+        """A move ended as ``outcome``: Committed or RolledBack."""
+        self._moves.labels(namespace, name, outcome).inc()
+
+    def drain_timed_out(self, namespace: str, name: str) -> None:
+        """A drain ended by its time-out while samples still ran."""
+        self._drain_timeouts.labels(namespace, name).inc()
+
+    def periods(self, namespace: str, name: str, *, predicted_s: float | None, observed_s: float | None) -> None:
+        """The predicted and the measured period in seconds; None removes the series."""
+        _set(self._predicted, predicted_s, namespace, name)
+        _set(self._observed, observed_s, namespace, name)
+
+    def calibration(self, namespace: str, name: str, calibration: CalibrationStatus | None) -> None:
+        """The calibration factors of a job, None while nothing was measured."""
+        known = calibration is not None and calibration.observations > 0
+        _set(self._factor, calibration.sampler_factor if calibration and known else None, namespace, name, "samplers")
+        _set(self._factor, calibration.trainer_factor if calibration and known else None, namespace, name, "trainers")
+        _set(self._pegged, float(calibration.pegged) if calibration and known else None, namespace, name)
+
+    def metrics_available(self, namespace: str, name: str, available: bool) -> None:
+        """Whether everything that decisions need is known."""
+        self._metrics_known.labels(namespace, name).set(available)
+
+    def forget(self, namespace: str, name: str) -> None:
+        """Remove every series of a job that is gone."""
+        for metric in self._of_jobs:
+            metric.remove_by_labels({"rljob_namespace": namespace, "rljob_name": name})
+
+    def serve(self, port: int, address: str = "0.0.0.0") -> tuple[WSGIServer, Thread]:
+        """Serve ``/metrics`` in a daemon thread; returns server and thread, for ``shutdown``. Port 0 takes a free one.
+
+        Raises OSError if the port is taken.
+        """
+        return start_http_server(port, addr=address, registry=self.registry)
+
+
+def _set(gauge: Gauge, value: float | None, *labels: str) -> None:
+    """Set a gauge, or remove it where the value is unknown."""
+    if value is not None:
+        gauge.labels(*labels).set(value)
+    else:
+        gauge.remove_by_labels(dict(zip((*JOB, "side")[: len(labels)], labels, strict=True)))
