@@ -1,0 +1,439 @@
+"""The event loop of the simulator, compiled by numba. ``simulate`` prepares its input and reads its output.
+
+Why it is exact and fast at once. All running samples of a replica gain one token per iteration, so the iteration in which
+a sample finishes is known when it starts: one heap per replica, keyed by that iteration, says who finishes next. Until
+then the number n of running samples is constant and the resident context grows by n tokens an iteration, so the time of k
+iterations is an arithmetic series (two of them where the step changes from memory-bound to compute-bound, which it does at
+most once, since both costs are linear in the context). The loop therefore jumps from one finish to the next. A jump is cut
+short, at the end of the iteration under way, when a sample joins the replica or its weights change; it also ends where the
+KV cache would overflow, which the same arithmetic foretells.
+
+What happens at one instant is done in this order, so that no result depends on the order of equal times: tokens land
+(samples finish, groups complete, waiting joiners join, an overflow preempts), the trainer ends its step, publishes and takes
+its next batch, what is too much for the queue is dropped, groups are admitted and samples start, iterations begin.
+
+State lives in record arrays, one record per replica, sample and group, and one record of counters.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rljob_planner._draw import draw_length
+from rljob_planner._jit import jit
+
+FINISHED, NEEDS_ROOM, NOTHING_LEFT, HELD_FOREVER, TOO_MUCH_WORK = 0, 1, 2, 3, 4
+"""How a run ended: all steps done, more room for groups needed, no event left, ``hold`` that can never publish, more samples than the work limit."""
+
+ASYNC, SYNC, ONE_STEP_OFF = 0, 1, 2
+NONE, ADMISSION, HOLD, DROP = 0, 1, 2, 3
+WAITING, TRAINING, TRAINED, SYNCING = 0, 1, 2, 3
+
+_ID_BITS = 24
+MAX_SLOTS = 1 << _ID_BITS
+"""Most decode slots of one simulation: a heap entry packs the finish iteration and the sample into one integer."""
+_ID_MASK = MAX_SLOTS - 1
+INFINITE_TOKENS = 1 << 62
+
+
+def _record(ints: str, floats: str) -> np.dtype[np.void]:
+    return np.dtype([(name, np.int64) for name in ints.split()] + [(name, np.float64) for name in floats.split()])
+
+
+PARAMETERS = _record(
+    "mode replicas max_running kv_tokens prompts_per_step samples_per_prompt prompt_tokens bound max_staleness"
+    " queue_capacity drop_oldest in_flight_cap steps warmup work_limit",
+    "memory_s_per_token compute_s_per_token prefill_s recompute_s_per_token train_step_s train_token_s train_token2_s sync_s",
+)
+"""Input of a run. ``queue_capacity`` and ``in_flight_cap`` are −1 where there is none."""
+
+COUNTERS = _record(
+    "version trainer admitted started completed dropped in_flight running busy steps_started free_samples preempted"
+    " free_groups open_group queue_head queued surplus dirty oldest_version held_since_finished finished"
+    # from here on: statistics, which start anew when the warm-up ends
+    " dropped_groups wasted_tokens trained_tokens trained_samples preemptions queue_max",
+    "now trainer_end batch_begin in_flight_area running_area busy_area queue_area kv_area training_s generation_s begin",
+)
+"""Counters of a run. ``…_area`` is the integral over time."""
+
+REPLICA = _record(
+    "n joining joining_tokens resident iteration k newest cut dirty",
+    "begin extra pause",
+)
+"""A replica and its jump: ``k`` iterations from ``begin`` with ``n`` samples and ``resident`` tokens at its begin; ``extra``
+seconds of prefill in the first of them; ``cut`` where the jump already ends with the iteration under way; ``pause`` seconds
+of weight loading that follow it."""
+
+SAMPLE = _record("group index length generated version joined older newer", "")
+"""A started, unfinished sample; ``older`` and ``newer`` chain those of a replica by start."""
+
+GROUP = _record("number left tokens oldest", "squares completed")
+"""A group that has started and is not trained yet; ``squares`` is Σ (prompt + response)²."""
+
+
+class World(NamedTuple):
+    """All state of one run."""
+
+    parameters: Any
+    counters: Any
+    tables: Any
+    """Seconds by number of running samples; rows: fixed, memory, compute."""
+    support: Any
+    cumulative: Any
+    guide: Any
+    seed: Any
+    replicas: Any
+    end_s: Any
+    """When each replica's jump ends; infinite while it has nothing to do."""
+    load: Any
+    """Slots taken on each replica, joiners included."""
+    refused: Any
+    """Smallest number of tokens that found no KV room on each replica since one of its samples last left it."""
+    heap: Any
+    samples: Any
+    free_samples: Any
+    preempted: Any
+    """Stack: the head of the waiting samples. The rest of them are the admitted samples that never started, in order."""
+    groups: Any
+    versions: Any
+    free_groups: Any
+    queue: Any
+    """Ring of complete groups, oldest first."""
+    unfinished: Any
+    """Started, unfinished samples by version."""
+    published_s: Any
+    histogram: Any
+    dirty: Any
+
+
+@jit
+def iterations_s(w: World, n: int, resident: float, k: int) -> float:
+    """Seconds of ``k`` iterations with ``n`` samples, the first of which reads ``resident`` tokens."""
+    par = w.parameters[0]
+    memory, memory_slope = w.tables[1, n] + par.memory_s_per_token * resident, par.memory_s_per_token * n
+    compute, compute_slope = w.tables[2, n] + par.compute_s_per_token * resident, par.compute_s_per_token * n
+    lead = memory - compute
+    lead_slope = memory_slope - compute_slope
+    first, then, first_slope, then_slope = memory, compute, memory_slope, compute_slope
+    if lead < 0.0 or (lead == 0.0 and lead_slope < 0.0):
+        first, then, first_slope, then_slope = compute, memory, compute_slope, memory_slope
+        lead, lead_slope = -lead, -lead_slope
+    k1 = k
+    if lead + lead_slope * (k - 1) < 0.0:
+        k1 = min(k, int(-lead / lead_slope) + 1)
+    k2 = k - k1
+    return float(
+        k * w.tables[0, n]
+        + k1 * (first + first_slope * 0.5 * (k1 - 1))
+        + k2 * (then + then_slope * (k1 + 0.5 * (k2 - 1)))
+    )
+
+
+@jit
+def _boundary(w: World, r: int, now: float) -> int:
+    """Iterations of replica ``r``'s jump that are over at the end of the one under way at ``now``."""
+    rep = w.replicas[r]
+    since = now - rep.begin - rep.extra
+    low, high = 1, rep.k
+    while low < high:
+        middle = (low + high) // 2
+        if iterations_s(w, rep.n, rep.resident, middle) >= since:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+@jit
+def _cut(w: World, r: int, now: float) -> None:
+    """Let replica ``r``'s jump end with the iteration under way."""
+    rep = w.replicas[r]
+    if rep.cut == 0:
+        rep.k = _boundary(w, r, now)
+        rep.cut = 1
+        w.end_s[r] = max(now, rep.begin + rep.extra + iterations_s(w, rep.n, rep.resident, rep.k))
+
+
+@jit
+def _mark(w: World, r: int) -> None:
+    if w.replicas[r].dirty == 0:
+        w.replicas[r].dirty = 1
+        w.dirty[w.counters[0].dirty] = r
+        w.counters[0].dirty += 1
+
+
+@jit
+def _sift_down(heap: Any, i: int, size: int) -> None:
+    key = heap[i]
+    child = 2 * i + 1
+    while child < size:
+        if child + 1 < size and heap[child + 1] < heap[child]:
+            child += 1
+        if heap[child] >= key:
+            break
+        heap[i] = heap[child]
+        i, child = child, 2 * child + 1
+    heap[i] = key
+
+
+@jit
+def _sift_up(heap: Any, i: int) -> None:
+    key = heap[i]
+    while i > 0 and heap[(i - 1) // 2] > key:
+        heap[i] = heap[(i - 1) // 2]
+        i = (i - 1) // 2
+    heap[i] = key
+
+
+@jit
+def _leave(w: World, r: int, s: int, context: int) -> None:
+    """Sample ``s``, with ``context`` resident tokens, gives its slot on replica ``r`` back."""
+    rep, sample = w.replicas[r], w.samples[s]
+    if sample.newer >= 0:
+        w.samples[sample.newer].older = sample.older
+    else:
+        rep.newest = sample.older
+    if sample.older >= 0:
+        w.samples[sample.older].newer = sample.newer
+    rep.n -= 1
+    rep.resident -= context
+    w.refused[r] = INFINITE_TOKENS
+    w.load[r] -= 1
+    w.counters[0].running -= 1
+    if w.load[r] == 0:
+        w.counters[0].busy -= 1
+
+
+@jit
+def _join(w: World, r: int, s: int) -> None:
+    """Sample ``s`` enters the batch of replica ``r``, whose next iteration has not begun."""
+    par, rep, sample = w.parameters[0], w.replicas[r], w.samples[s]
+    context = par.prompt_tokens + sample.generated
+    rep.extra += par.prefill_s if sample.generated == 0 else par.recompute_s_per_token * context
+    sample.joined = rep.iteration
+    w.heap[r, rep.n] = ((rep.iteration + sample.length - sample.generated) << _ID_BITS) | s
+    _sift_up(w.heap[r], rep.n)
+    rep.n += 1
+    rep.resident += context
+
+
+@jit
+def _preempt_newest(w: World, r: int) -> None:
+    par, st, rep = w.parameters[0], w.counters[0], w.replicas[r]
+    s = rep.newest
+    sample = w.samples[s]
+    heap = w.heap[r]
+    at = 0
+    while heap[at] & _ID_MASK != s:
+        at += 1
+    last = rep.n - 1
+    heap[at] = heap[last]
+    if at < last:
+        _sift_down(heap, at, last)
+        _sift_up(heap, at)
+    sample.generated += rep.iteration - sample.joined
+    _leave(w, r, s, par.prompt_tokens + sample.generated)
+    w.preempted[st.preempted] = s
+    st.preempted += 1
+    st.preemptions += 1
+
+
+@jit
+def _complete(w: World, g: int, now: float) -> None:
+    """Group ``g`` enters the queue; groups that complete at one instant stand there in the order of their admission."""
+    par, st = w.parameters[0], w.counters[0]
+    st.completed += 1
+    if par.mode != ASYNC and st.completed % par.prompts_per_step == 0:
+        st.generation_s += now - st.batch_begin
+    if par.bound != DROP and par.queue_capacity < 0 and st.completed > par.steps * par.prompts_per_step:
+        st.surplus += 1  # no step of this run will reach it: count it, keep nothing
+        w.free_groups[st.free_groups] = g
+        st.free_groups += 1
+        return
+    size = w.queue.size
+    at = st.queue_head + st.queued
+    w.groups[g].completed = now
+    while at > st.queue_head:
+        before = w.queue[(at - 1) % size]
+        if w.groups[before].completed != now or w.groups[before].number < w.groups[g].number:
+            break
+        w.queue[at % size] = before
+        at -= 1
+    w.queue[at % size] = g
+    st.queued += 1
+
+
+@jit
+def land(w: World, r: int, now: float) -> None:
+    """The jump of replica ``r`` is over: its tokens exist, samples finish, joiners join, an overflow preempts the newest."""
+    par, st, rep = w.parameters[0], w.counters[0], w.replicas[r]
+    st.kv_area += (rep.resident + rep.n * 0.5 * (rep.k - 1)) * (now - rep.begin)
+    rep.resident += rep.n * rep.k
+    rep.iteration += rep.k
+    rep.extra = 0.0
+    heap = w.heap[r]
+    while rep.n > 0 and heap[0] >> _ID_BITS == rep.iteration:
+        s = heap[0] & _ID_MASK
+        heap[0] = heap[rep.n - 1]
+        _sift_down(heap, 0, rep.n - 1)
+        sample = w.samples[s]
+        g = sample.group
+        group = w.groups[g]
+        context = par.prompt_tokens + sample.length
+        _leave(w, r, s, context)
+        w.unfinished[sample.version] -= 1
+        w.free_samples[st.free_samples] = s
+        st.free_samples += 1
+        st.in_flight -= 1
+        st.finished += 1
+        w.versions[g, sample.index] = sample.version
+        group.oldest = min(group.oldest, sample.version)
+        group.tokens += sample.length
+        group.squares += float(context) * float(context)
+        group.left -= 1
+        if group.left == 0:
+            _complete(w, g, now)
+    s = rep.newest
+    for _ in range(rep.joining - 1):  # joiners are the newest of the chain; they enter in the order of their start
+        s = w.samples[s].older
+    for _ in range(rep.joining):
+        _join(w, r, s)
+        s = w.samples[s].newer
+    rep.joining = 0
+    rep.joining_tokens = 0
+    while rep.resident + rep.n > par.kv_tokens:
+        _preempt_newest(w, r)
+    st.kv_area += rep.resident * rep.pause
+    rep.begin = now + rep.pause
+    rep.pause = 0.0
+    rep.cut = 0
+    _mark(w, r)
+
+
+@jit
+def _room(w: World, context: int, now: float) -> int:
+    """The replica with the fewest running samples that has a slot and KV room for ``context`` tokens and one more, or −1.
+
+    Room is what is left beside the next token of every running sample, so a sample that starts is not preempted at once.
+    """
+    par = w.parameters[0]
+    while True:
+        best, fewest = -1, par.max_running
+        for r in range(par.replicas):
+            if w.load[r] < fewest and w.refused[r] > context:
+                best, fewest = r, w.load[r]
+        if best < 0:
+            return -1
+        rep = w.replicas[best]
+        resident = rep.resident + rep.joining_tokens
+        if rep.n > 0 and rep.begin < now:
+            resident += rep.n * (rep.k if rep.cut == 1 else _boundary(w, best, now))
+        if resident + context + fewest + 1 <= par.kv_tokens:
+            return best
+        w.refused[best] = context
+
+
+@jit
+def _new_sample(w: World) -> int:
+    """The next admitted sample that never started, with the length that (seed, group, index) gives it."""
+    par, st = w.parameters[0], w.counters[0]
+    number, index = st.started // par.samples_per_prompt, st.started % par.samples_per_prompt
+    if index == 0:
+        st.free_groups -= 1
+        st.open_group = w.free_groups[st.free_groups]
+        group = w.groups[st.open_group]
+        group.number, group.left, group.tokens, group.squares = number, par.samples_per_prompt, 0, 0.0
+        group.oldest = st.version
+    st.started += 1
+    st.free_samples -= 1
+    s = w.free_samples[st.free_samples]
+    sample = w.samples[s]
+    sample.group, sample.index, sample.generated, sample.version = st.open_group, index, 0, st.version
+    sample.length = draw_length(w.seed, number, index, w.support, w.cumulative, w.guide)
+    w.unfinished[st.version] += 1
+    return int(s)
+
+
+@jit
+def _start(w: World, s: int, r: int, now: float) -> None:
+    """Sample ``s`` takes a slot of replica ``r``; it joins the batch when the iteration under way ends."""
+    par, st, rep, sample = w.parameters[0], w.counters[0], w.replicas[r], w.samples[s]
+    sample.older, sample.newer = rep.newest, -1
+    if rep.newest >= 0:
+        w.samples[rep.newest].newer = s
+    rep.newest = s
+    if w.load[r] == 0:
+        st.busy += 1
+    w.load[r] += 1
+    st.running += 1
+    if rep.n == 0 or rep.begin >= now:
+        rep.begin = max(rep.begin, now)
+        _join(w, r, s)
+        _mark(w, r)
+    else:
+        _cut(w, r, now)
+        rep.joining += 1
+        rep.joining_tokens += par.prompt_tokens + sample.generated
+
+
+@jit
+def _may_admit(w: World) -> bool:
+    par, st = w.parameters[0], w.counters[0]
+    if par.in_flight_cap >= 0 and st.in_flight + par.samples_per_prompt > par.in_flight_cap:
+        return False
+    if par.queue_capacity >= 0 and par.drop_oldest == 0 and st.queued >= par.queue_capacity:
+        return False
+    if par.mode == SYNC:
+        return bool(st.admitted < (st.version + 1) * par.prompts_per_step)
+    if par.mode == ONE_STEP_OFF:
+        return bool(st.admitted < (st.steps_started + 1) * par.prompts_per_step)
+    if par.bound == ADMISSION:
+        return bool(st.admitted - st.dropped < (st.version + par.max_staleness + 1) * par.prompts_per_step)
+    return True
+
+
+@jit
+def fill(w: World, now: float) -> None:
+    """Admit the groups that may start now, then start waiting samples, the head of the line first."""
+    par, st = w.parameters[0], w.counters[0]
+    while True:
+        while par.in_flight_cap >= 0 and _may_admit(w):
+            st.admitted += 1
+            st.in_flight += par.samples_per_prompt
+        context = par.prompt_tokens
+        fresh = st.preempted == 0
+        if not fresh:
+            context += w.samples[w.preempted[st.preempted - 1]].generated
+        nobody_waits = fresh and st.started == st.admitted * par.samples_per_prompt
+        if nobody_waits and (par.in_flight_cap >= 0 or not _may_admit(w)):
+            return
+        r = _room(w, context, now)
+        if r < 0:
+            return
+        if nobody_waits:  # without a cap, a group is admitted when its first sample can start
+            st.admitted += 1
+            st.in_flight += par.samples_per_prompt
+        if fresh:
+            s = _new_sample(w)
+        else:
+            st.preempted -= 1
+            s = w.preempted[st.preempted]
+        _start(w, s, r, now)
+
+
+@jit
+def plan(w: World) -> None:
+    """Let every replica whose batch changed jump to its next finish or KV overflow."""
+    par, st = w.parameters[0], w.counters[0]
+    for i in range(st.dirty):
+        r = w.dirty[i]
+        rep = w.replicas[r]
+        rep.dirty = 0
+        if rep.n == 0:
+            w.end_s[r] = np.inf
+        else:
+            rep.k = min((w.heap[r, 0] >> _ID_BITS) - rep.iteration, (par.kv_tokens - rep.resident) // rep.n)
+            w.end_s[r] = rep.begin + rep.extra + iterations_s(w, rep.n, rep.resident, rep.k)
+    st.dirty = 0

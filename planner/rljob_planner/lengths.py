@@ -1,0 +1,351 @@
+"""Response lengths: one discrete distribution over whole tokens, whatever the user described it by.
+
+A length is a number of tokens, at least one and at most the cap, so the distribution is a table of the lengths that occur and
+their cumulative probabilities. Mean, second moment, quantiles and the tail of a group are then sums without approximation,
+and the simulator draws from the very table that the closed form integrates. What is known about lengths before they were
+rounded and clipped (the law) is kept beside the table: longer or shorter responses under the same cap are another cut of the
+same law, in which lengths that the cap hid come back.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from statistics import NormalDist
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
+
+MAX_TOKENS = 10_000_000
+"""Longest response that a distribution may hold."""
+
+_EXACT_UNTIL_TOKENS = 1 << 17
+"""Up to here every whole length is a row of the table; above, rows lie 1/65536 of the length apart."""
+_SMALLEST_PROBABILITY = 1e-13
+_NORMAL = NormalDist()
+
+
+class Law(Protocol):
+    """Lengths before rounding and clipping."""
+
+    def below(self, tokens: FloatArray) -> FloatArray:
+        """Probability of a length below each of ``tokens``."""
+        ...
+
+    def scaled(self, factor: float) -> Law:
+        """The law of ``factor`` times the length."""
+        ...
+
+
+@dataclass(frozen=True)
+class LognormalLaw:
+    """ln(length) is normal."""
+
+    median_tokens: float
+    sigma: float
+
+    def below(self, tokens: FloatArray) -> FloatArray:
+        """Probability of a length below each of ``tokens``."""
+        return _normal_cdf(np.log(tokens / self.median_tokens) / self.sigma)
+
+    def scaled(self, factor: float) -> LognormalLaw:
+        """The law of ``factor`` times the length."""
+        return replace(self, median_tokens=self.median_tokens * factor)
+
+
+@dataclass(frozen=True)
+class QuantileLaw:
+    """Given quantiles, lognormal between two neighbours and beyond the outer ones."""
+
+    tokens: tuple[float, ...]
+    scores: tuple[float, ...]
+    """Standard normal quantiles of the probabilities that belong to ``tokens``."""
+
+    def below(self, tokens: FloatArray) -> FloatArray:
+        """Probability of a length below each of ``tokens``."""
+        x, z = np.log(np.array(self.tokens)), np.array(self.scores)
+        at = np.clip(np.searchsorted(x, np.log(tokens)) - 1, 0, len(x) - 2)
+        return _normal_cdf(z[at] + (np.log(tokens) - x[at]) * (z[at + 1] - z[at]) / (x[at + 1] - x[at]))
+
+    def scaled(self, factor: float) -> QuantileLaw:
+        """The law of ``factor`` times the length."""
+        return replace(self, tokens=tuple(t * factor for t in self.tokens))
+
+
+@dataclass(frozen=True)
+class HistogramLaw:
+    """Uniform inside each bin."""
+
+    edges: tuple[float, ...]
+    cumulative: tuple[float, ...]
+    """Probability below each edge."""
+
+    def below(self, tokens: FloatArray) -> FloatArray:
+        """Probability of a length below each of ``tokens``."""
+        return np.interp(tokens, self.edges, self.cumulative)
+
+    def scaled(self, factor: float) -> HistogramLaw:
+        """The law of ``factor`` times the length."""
+        return replace(self, edges=tuple(e * factor for e in self.edges))
+
+
+@dataclass(frozen=True, eq=False)
+class LengthDistribution:
+    """Response lengths in tokens, as a table; build one with the class methods."""
+
+    support_tokens: IntArray
+    """The lengths that occur, ascending."""
+    cumulative: FloatArray
+    """Probability of a length of at most ``support_tokens``; the last is exactly 1."""
+    cap_tokens: int
+    """Responses are cut here."""
+    law: Law | None = None
+    """Lengths before rounding and clipping; None where the table itself was given."""
+
+    @classmethod
+    def lognormal(cls, median: float, sigma: float, max: int) -> LengthDistribution:  # noqa: A002
+        """Lognormal with this median in tokens and this standard deviation of ln(length), clipped at ``max``."""
+        _positive("median", median)
+        _cap(max)
+        if not (math.isfinite(sigma) and sigma >= 0):
+            raise ValueError(f"sigma is the standard deviation of ln(length): write a number of at least 0, not {sigma}")
+        if sigma < 1e-6:
+            return cls.from_values([min(median, max)], max=max)
+        return cls.from_law(LognormalLaw(float(median), float(sigma)), max)
+
+    @classmethod
+    def from_mean_cv(cls, mean: float, cv: float, max: int) -> LengthDistribution:  # noqa: A002
+        """Lognormal, clipped at ``max``, whose lengths AFTER clipping have this mean (tokens) and this std/mean.
+
+        Raises ValueError where no such distribution exists: a mean at or above the cap, or more spread than lengths
+        between 0 and the cap can have (cv² < max/mean − 1).
+        """
+        _positive("mean", mean)
+        _cap(max)
+        if not (math.isfinite(cv) and cv >= 0):
+            raise ValueError(f"cv is the standard deviation over the mean: write a number of at least 0, not {cv}")
+        if mean > max:
+            raise ValueError(f"a mean of {mean:g} tokens is above max ({max}): raise max or lower the mean")
+        if cv < 1e-6:
+            return cls.from_values([mean], max=max)
+        if mean == max or cv * cv >= 0.98 * (max / mean - 1.0):
+            limit = math.sqrt(0.98 * (max / mean - 1.0))
+            raise ValueError(
+                f"lengths of at most {max} tokens with a mean of {mean:g} cannot have a cv of {cv:g}: "
+                f"write a cv below {limit:.2f}, or a larger max"
+            )
+        low, high = 1e-4, 1.0
+        while _clipped_cv(mean, high, max) < cv and high < 16.0:
+            high *= 2.0
+        for _ in range(60):
+            sigma = 0.5 * (low + high)
+            if _clipped_cv(mean, sigma, max) < cv:
+                low = sigma
+            else:
+                high = sigma
+        sigma = 0.5 * (low + high)
+        return cls.lognormal(math.exp(_log_median(mean, sigma, max)), sigma, max)
+
+    @classmethod
+    def from_quantiles(cls, quantiles: Mapping[float, float], max: int) -> LengthDistribution:  # noqa: A002
+        """Through the given quantiles ``{0.5: tokens, 0.99: tokens}``, lognormal between and beyond them, clipped at ``max``."""
+        _cap(max)
+        points = sorted((float(p), float(x)) for p, x in quantiles.items())
+        if len(points) < 2:
+            raise ValueError("give at least two quantiles, such as {0.5: 900, 0.95: 6000}")
+        for p, x in points:
+            if not 0.0 < p < 1.0:
+                raise ValueError(f"{p:g} is not a quantile: write a number between 0 and 1, such as 0.5")
+            _positive(f"quantile {p:g}", x)
+            if x > max:
+                raise ValueError(f"quantile {p:g} is {x:g} tokens, above max ({max})")
+        for (p, x), (q, y) in zip(points, points[1:], strict=False):
+            if y <= x:
+                raise ValueError(f"quantile {q:g} must be longer than quantile {p:g}, but {y:g} ≤ {x:g}")
+        return cls.from_law(
+            QuantileLaw(tuple(x for _, x in points), tuple(_NORMAL.inv_cdf(p) for p, _ in points)), max
+        )
+
+    @classmethod
+    def from_histogram(
+        cls, bins: Sequence[tuple[float, float]], max: int | None = None  # noqa: A002
+    ) -> LengthDistribution:
+        """``[(upper edge, count), …]``, uniform inside a bin, the first of which begins at 0; the last edge is the cap."""
+        if not bins:
+            raise ValueError("the histogram is empty: write [[upper edge, count], …]")
+        edges = [0.0]
+        counts = [0.0]
+        for upper, count in bins:
+            _positive("upper edge", upper)
+            if upper <= edges[-1]:
+                raise ValueError(f"upper edges must rise, but {upper:g} follows {edges[-1]:g}")
+            if not (math.isfinite(count) and count >= 0):
+                raise ValueError(f"the count of the bin up to {upper:g} must be at least 0, not {count}")
+            edges.append(float(upper))
+            counts.append(float(count))
+        total = sum(counts)
+        if total <= 0:
+            raise ValueError("all counts of the histogram are 0")
+        cap = max if max is not None else int(math.ceil(edges[-1]))
+        _cap(cap)
+        return cls.from_law(HistogramLaw(tuple(edges), tuple((np.cumsum(counts) / total).tolist())), cap)
+
+    @classmethod
+    def from_values(cls, values: ArrayLike, max: int | None = None) -> LengthDistribution:  # noqa: A002
+        """Each of the given lengths is equally likely; without ``max`` the longest is the cap."""
+        given = np.asarray(values, dtype=np.float64).ravel()
+        if given.size == 0:
+            raise ValueError("there are no values: write at least one length in tokens")
+        if not np.all(np.isfinite(given)) or float(given.min()) < 0:
+            raise ValueError("every value must be a length in tokens of at least 0")
+        cap = max if max is not None else int(np.maximum(np.rint(given.max()), 1))
+        _cap(cap)
+        tokens = np.clip(np.rint(given), 1, cap).astype(np.int64)
+        support, counts = np.unique(tokens, return_counts=True)
+        return cls._table(support, np.cumsum(counts) / tokens.size, cap, None)
+
+    @classmethod
+    def from_law(cls, law: Law, max: int) -> LengthDistribution:  # noqa: A002
+        """Lengths of ``law``, rounded to whole tokens and clipped to 1 … ``max``."""
+        _cap(max)
+        support = np.arange(1, min(max, _EXACT_UNTIL_TOKENS) + 1, dtype=np.int64)
+        if max > _EXACT_UNTIL_TOKENS:
+            rows = int(math.log(max / _EXACT_UNTIL_TOKENS) * 65536) + 2
+            above = np.rint(np.geomspace(_EXACT_UNTIL_TOKENS, max, rows)).astype(np.int64)
+            support = np.unique(np.concatenate([support, above]))
+        upper = np.append(0.5 * (support[:-1] + support[1:]), np.inf)
+        cumulative = np.append(law.below(upper[:-1]), 1.0)
+        return cls._table(support, np.maximum.accumulate(np.clip(cumulative, 0.0, 1.0)), max, law)
+
+    @classmethod
+    def _table(cls, support: IntArray, cumulative: FloatArray, cap: int, law: Law | None) -> LengthDistribution:
+        kept = np.diff(cumulative, prepend=0.0) > _SMALLEST_PROBABILITY
+        kept[-1] = kept[-1] or not kept.any()
+        support, cumulative = support[kept], cumulative[kept].copy()
+        cumulative[-1] = 1.0
+        return cls(support, cumulative, cap, law)
+
+    @cached_property
+    def probabilities(self) -> FloatArray:
+        """Probability of each length of ``support_tokens``."""
+        return np.diff(self.cumulative, prepend=0.0)
+
+    def mean(self) -> float:
+        """Mean length in tokens."""
+        return float(self.probabilities @ self.support_tokens)
+
+    def second_moment(self) -> float:
+        """Mean squared length, tokens²."""
+        return float(self.probabilities @ np.square(self.support_tokens.astype(np.float64)))
+
+    def cv(self) -> float:
+        """Standard deviation over mean."""
+        mean = self.mean()
+        return math.sqrt(max(0.0, self.second_moment() - mean * mean)) / mean
+
+    def quantile(self, p: float) -> int:
+        """The shortest length in tokens that at least a share ``p`` of responses does not exceed."""
+        if not 0.0 <= p <= 1.0:
+            raise ValueError(f"{p} is not a probability")
+        at = int(np.searchsorted(self.cumulative, p - 1e-12))
+        return int(self.support_tokens[min(at, len(self.support_tokens) - 1)])
+
+    def survival(self, tokens: FloatArray) -> FloatArray:
+        """Share of responses longer than each of ``tokens``."""
+        below = np.concatenate([[0.0], self.cumulative])
+        return np.asarray(1.0 - below[np.searchsorted(self.support_tokens, tokens, side="right")])
+
+    def max_mean(self, group_size: float) -> float:
+        """Mean length in tokens of the longest of ``group_size`` responses."""
+        return float(np.diff(self.cumulative**group_size, prepend=0.0) @ self.support_tokens)
+
+    def tail_multiplier(self, group_size: int) -> float:
+        """M: mean of the longest of ``group_size`` responses over the mean length."""
+        return self.max_mean(group_size) / self.mean()
+
+    def resident_mean_tokens(self) -> float:
+        """Mean generated tokens that a running sample holds: length-biased, E[L²] / (2·E[L])."""
+        return self.second_moment() / (2.0 * self.mean())
+
+    def scaled(self, factor: float, *, scale_cap: bool = False) -> LengthDistribution:
+        """``factor`` times as long, under the same cap unless that is scaled too."""
+        _positive("factor", factor)
+        cap = max(1, round(self.cap_tokens * factor)) if scale_cap else self.cap_tokens
+        if self.law is not None:
+            return type(self).from_law(self.law.scaled(factor), cap)
+        tokens = np.clip(np.rint(self.support_tokens * factor), 1, cap).astype(np.int64)
+        support, first = np.unique(tokens[::-1], return_index=True)
+        return self._table(support, self.cumulative[::-1][first], cap, None)
+
+    @cached_property
+    def guide(self) -> IntArray:
+        """For each of 2^k equal parts of 0..1 the row of the table at which a draw from that part begins to look."""
+        size = 1 << max(6, min(16, (len(self.support_tokens) - 1).bit_length()))
+        return np.searchsorted(self.cumulative, np.arange(size) / size, side="right").astype(np.int64)
+
+    def sample(self, seed: int, group: ArrayLike, index: ArrayLike) -> IntArray:
+        """Lengths of samples ``index`` of groups ``group``, the same that a simulation with ``seed`` draws."""
+        from rljob_planner._draw import draw_lengths
+
+        groups, indices = np.broadcast_arrays(np.asarray(group, np.int64), np.asarray(index, np.int64))
+        lengths = np.empty(groups.size, np.int64)
+        table = self.support_tokens, self.cumulative, self.guide
+        draw_lengths(np.uint64(seed), groups.ravel().copy(), indices.ravel().copy(), *table, lengths)
+        return lengths.reshape(groups.shape)
+
+
+def _normal_cdf(z: FloatArray) -> FloatArray:
+    return np.fromiter(map(math.erfc, (z * -math.sqrt(0.5)).ravel().tolist()), np.float64, z.size).reshape(z.shape) * 0.5
+
+
+def _clipped_moments(mu: float, sigma: float, cap: float) -> tuple[float, float]:
+    """First and second moment of min(X, cap), ln X normal: partial expectations of the lognormal plus the mass at the cap."""
+    d = (math.log(cap) - mu) / sigma
+    above = _phi(-d)
+    first = _exp_phi(mu + 0.5 * sigma * sigma, d - sigma) + cap * above
+    second = _exp_phi(2.0 * mu + 2.0 * sigma * sigma, d - 2.0 * sigma) + cap * cap * above
+    return first, second
+
+
+def _log_median(mean: float, sigma: float, cap: float) -> float:
+    """ln(median) for which the clipped mean is ``mean``; the clipped mean rises with it from 0 to the cap."""
+    low, high = math.log(mean) - sigma * sigma, math.log(cap) + 8.0 * sigma
+    for _ in range(70):
+        middle = 0.5 * (low + high)
+        if _clipped_moments(middle, sigma, cap)[0] < mean:
+            low = middle
+        else:
+            high = middle
+    return 0.5 * (low + high)
+
+
+def _clipped_cv(mean: float, sigma: float, cap: float) -> float:
+    second = _clipped_moments(_log_median(mean, sigma, cap), sigma, cap)[1]
+    return math.sqrt(max(0.0, second - mean * mean)) / mean
+
+
+def _phi(z: float) -> float:
+    return 0.5 * math.erfc(-z * math.sqrt(0.5))
+
+
+def _exp_phi(exponent: float, z: float) -> float:
+    """exp(exponent)·Φ(z), also where the first factor overflows and the second vanishes."""
+    if z > -30.0:
+        return math.exp(exponent) * _phi(z)
+    return math.exp(exponent - 0.5 * z * z - math.log(-z) - 0.5 * math.log(2.0 * math.pi))
+
+
+def _positive(what: str, value: float) -> None:
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError(f"{what} must be a number above 0, not {value}")
+
+
+def _cap(tokens: int) -> None:
+    if not (math.isfinite(tokens) and tokens == int(tokens) and 1 <= tokens <= MAX_TOKENS):
+        raise ValueError(f"max must be a whole number of tokens between 1 and {MAX_TOKENS}, not {tokens}")

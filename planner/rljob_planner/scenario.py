@@ -1,0 +1,375 @@
+"""The scenario file: a job described by measured curves instead of hardware.
+
+Whoever has measured their own decode and training curves needs no model of a GPU, and a scenario small enough to work out by
+hand is how the simulator is checked. The file says all that the simulation uses; nothing is taken from elsewhere. Errors name
+the key, say what is wrong and what to write instead, because the file is written by hand.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterator
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_args
+
+import yaml
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic.alias_generators import to_camel
+
+from rljob_planner.lengths import MAX_TOKENS, LengthDistribution
+
+if TYPE_CHECKING:
+    from rljob_planner.simulate import SimulationInput
+
+
+class ScenarioError(ValueError):
+    """A scenario that cannot be simulated; the message says where, why and what to write instead, one problem a line."""
+
+
+class Mode(StrEnum):
+    """How sampling and training share the time."""
+
+    SYNC = "sync"
+    ONE_STEP_OFF = "one-step-off"
+    ASYNC = "async"
+
+
+class Bound(StrEnum):
+    """The rule that keeps staleness at or under its maximum."""
+
+    NONE = "none"
+    ADMISSION = "admission"
+    HOLD = "hold"
+    DROP = "drop"
+
+
+class Overflow(StrEnum):
+    """What happens to a queue at capacity."""
+
+    DROP_OLDEST = "drop-oldest"
+    BLOCK = "block"
+
+
+def _finite(value: float) -> float:
+    if not math.isfinite(value):
+        raise ValueError(f"write a finite number, not {value}")
+    return value
+
+
+Seconds = Annotated[float, Field(ge=0, strict=True), AfterValidator(_finite)]
+Count = Annotated[int, Field(ge=1, le=1_000_000_000, strict=True)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True)
+
+
+class Decode(_Section):
+    """Seconds of one iteration of a replica: perStep + perSample·running + perContextToken·resident tokens."""
+
+    per_step: Seconds = Field(description="Seconds of an iteration whatever runs.")
+    per_sample: Seconds = Field(default=0.0, description="Seconds of an iteration for each running sample.")
+    per_context_token: Seconds = Field(
+        default=0.0, description="Seconds of an iteration for each resident token, prompt or generated."
+    )
+
+    @model_validator(mode="after")
+    def _takes_time(self) -> Decode:
+        if self.per_step + self.per_sample + self.per_context_token <= 0:
+            raise ValueError("an iteration takes no time at all: give perStep, perSample or perContextToken above 0")
+        return self
+
+
+class Samplers(_Section):
+    """The replicas that generate."""
+
+    replicas: Count = Field(description="Sampler replicas.")
+    max_running: Count = Field(description="Most running samples of one replica.")
+    kv_tokens: Count = Field(description="Tokens, prompts included, that the KV cache of one replica holds.")
+    decode: Decode = Field(description="Seconds of one iteration.")
+
+
+class Trainer(_Section):
+    """Seconds of one training step: perStep + perToken·(prompt and response tokens of the batch)."""
+
+    per_step: Seconds = Field(description="Seconds of a step whatever its batch.")
+    per_token: Seconds = Field(default=0.0, description="Seconds of a step for each prompt or response token of its batch.")
+
+
+class Lognormal(_Section):
+    """ln(length) is normal; lengths are clipped at max."""
+
+    median: float = Field(gt=0, allow_inf_nan=False, strict=True, description="Median length in tokens, before clipping.")
+    sigma: float = Field(ge=0, le=20, allow_inf_nan=False, strict=True, description="Standard deviation of ln(length).")
+    max: int = Field(ge=1, le=MAX_TOKENS, strict=True, description="Longest response in tokens; longer ones are cut here.")
+
+
+Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+
+
+class ResponseTokens(_Section):
+    """Response lengths in tokens, described in one way: lognormal, histogram or values."""
+
+    lognormal: Lognormal | None = Field(default=None, description="A lognormal law, clipped.")
+    histogram: tuple[tuple[Number, Number], ...] | None = Field(
+        default=None, description="[[upper edge, count], …]: uniform inside a bin; the first begins at 0."
+    )
+    values: tuple[Number, ...] | None = Field(default=None, description="Lengths, each equally likely.")
+
+    @model_validator(mode="after")
+    def _one_way(self) -> ResponseTokens:
+        given = [name for name in ("lognormal", "histogram", "values") if getattr(self, name) is not None]
+        if len(given) != 1:
+            said = " and ".join(given) if given else "none of them"
+            raise ValueError(f"describe lengths in one way, lognormal, histogram or values; this has {said}")
+        self.distribution()
+        return self
+
+    def distribution(self) -> LengthDistribution:
+        """The lengths as a distribution."""
+        if self.lognormal is not None:
+            return LengthDistribution.lognormal(self.lognormal.median, self.lognormal.sigma, self.lognormal.max)
+        if self.histogram is not None:
+            return LengthDistribution.from_histogram(self.histogram)
+        return LengthDistribution.from_values(self.values or ())
+
+
+class Workload(_Section):
+    """What is sampled and trained."""
+
+    prompts_per_step: Count = Field(description="Groups of one training step.")
+    samples_per_prompt: Count = Field(description="Samples of one group.")
+    prompt_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS, strict=True)] = Field(
+        default=0, description="Length of every prompt in tokens."
+    )
+    response_tokens: ResponseTokens = Field(description="Lengths of responses.")
+
+
+class Staleness(_Section):
+    """The rule that bounds staleness."""
+
+    bound: Bound = Field(default=Bound.NONE, description="none, admission, hold or drop.")
+    max: Annotated[int, Field(ge=0, le=1_000_000, strict=True)] | None = Field(
+        default=None, description="Policy versions; needed by every bound but none."
+    )
+
+    @model_validator(mode="after")
+    def _has_max(self) -> Staleness:
+        if self.bound is not Bound.NONE and self.max is None:
+            raise ValueError(f"bound {self.bound} needs max: write the policy versions that a sample may lag, such as max: 4")
+        return self
+
+
+class Queue(_Section):
+    """The queue of complete groups."""
+
+    capacity: Count | None = Field(default=None, description="Groups that it holds; omit for no limit.")
+    overflow: Overflow = Field(
+        default=Overflow.DROP_OLDEST,
+        description="drop-oldest: a completed group that overflows the queue pushes the oldest out; "
+        "block: no group starts while the queue is at capacity.",
+    )
+
+
+class Scenario(_Section):
+    """A scenario file."""
+
+    mode: Mode = Field(default=Mode.ASYNC, description="sync, one-step-off or async.")
+    samplers: Samplers = Field(description="The sampler side.")
+    trainer: Trainer = Field(description="The trainer side.")
+    weight_sync: Seconds = Field(
+        default=0.0,
+        description="Seconds that each replica pauses per version; in sync and one-step-off they add to the period.",
+    )
+    workload: Workload = Field(description="What is sampled and trained.")
+    staleness: Staleness = Field(default_factory=Staleness, description="The bound of staleness (async).")
+    queue: Queue = Field(default_factory=Queue, description="The queue of complete groups.")
+    in_flight: Count | None = Field(
+        default=None,
+        description="Most samples submitted and not finished. Omitted: a group is admitted when nothing waits and a "
+        "replica has a slot and KV room for its first sample.",
+    )
+    steps: Annotated[int, Field(ge=1, le=10_000_000, strict=True)] = Field(
+        default=300, description="Training steps to simulate, warm-up included."
+    )
+    warmup: Annotated[int, Field(ge=0, strict=True)] | None = Field(
+        default=None, description="First steps, left out of the statistics; default: 50, at most a fifth of steps."
+    )
+    seed: Annotated[int, Field(ge=0, lt=1 << 63, strict=True)] = Field(default=0, description="Seed of the lengths.")
+
+    @property
+    def warmup_steps(self) -> int:
+        """Steps left out of the statistics."""
+        return min(50, self.steps // 5) if self.warmup is None else self.warmup
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Scenario:
+        work, samplers = self.workload, self.samplers
+        problems = []
+        if self.in_flight is not None and self.in_flight < work.samples_per_prompt:
+            problems.append(
+                f"inFlight: no group of {work.samples_per_prompt} samples fits under a cap of {self.in_flight}, so nothing "
+                f"would ever start: write at least samplesPerPrompt ({work.samples_per_prompt})"
+            )
+        if self.queue.capacity is not None and self.queue.capacity < work.prompts_per_step:
+            problems.append(
+                f"queue.capacity: a queue of {self.queue.capacity} groups never holds a batch of {work.prompts_per_step}, so "
+                f"no step would ever start: write at least promptsPerStep ({work.prompts_per_step})"
+            )
+        longest = int(work.response_tokens.distribution().support_tokens[-1])
+        if work.prompt_tokens + longest > samplers.kv_tokens:
+            problems.append(
+                f"samplers.kvTokens: a prompt of {work.prompt_tokens} and a response of {longest} tokens do not fit in "
+                f"{samplers.kv_tokens} tokens even alone, so such a sample could never finish: write at least "
+                f"{work.prompt_tokens + longest}, or shorten the responses"
+            )
+        if self.mode is Mode.ONE_STEP_OFF and self.staleness.bound is not Bound.NONE and self.staleness.max == 0:
+            problems.append("staleness.max: one-step-off trains samples that are one version old: write 1, or mode: sync")
+        if self.warmup is not None and self.warmup >= self.steps:
+            problems.append(
+                f"warmup: {self.warmup} of {self.steps} steps are left out, which leaves none to report: "
+                f"write a number below steps"
+            )
+        if problems:
+            raise ValueError("\n".join(problems))
+        return self
+
+
+def load_scenario(path: str | Path) -> Scenario:
+    """Read a scenario file.
+
+    Raises ``ScenarioError`` for a file that is not a scenario and ``OSError`` for one that cannot be read.
+    """
+    text = Path(path).read_text(encoding="utf-8")
+    return parse_scenario(text, str(path))
+
+
+def parse_scenario(text: str, source: str = "scenario") -> Scenario:
+    """The scenario in a YAML (or JSON) text; ``source`` names it in messages."""
+    try:
+        document = yaml.load(text, Loader=_Loader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f"{source}:{mark.line + 1}:{mark.column + 1}" if mark else source
+        raise ScenarioError(f"{where}: not valid YAML: {error.problem or error.context}") from None
+    except yaml.YAMLError as error:
+        raise ScenarioError(f"{source}: not valid YAML: {error}") from None
+    if not isinstance(document, dict):
+        raise ScenarioError(f"{source}: a scenario is a mapping of keys such as samplers, trainer and workload")
+    try:
+        return Scenario.model_validate(document)
+    except ValidationError as error:
+        lines = [line for item in error.errors() for line in _explain(dict(item))]
+        raise ScenarioError("\n".join(f"{source}: {line}" for line in lines)) from None
+
+
+def compile(scenario: Scenario) -> SimulationInput:  # noqa: A001
+    """The simulation that a scenario asks for."""
+    import numpy as np
+
+    from rljob_planner.simulate import DecodeCost, SimulationInput, TrainCost
+
+    samplers, work, decode = scenario.samplers, scenario.workload, scenario.samplers.decode
+    slots = samplers.max_running
+    if scenario.in_flight is not None:
+        slots = min(slots, scenario.in_flight)
+    n = np.arange(slots + 1, dtype=np.float64)
+    cost = DecodeCost(
+        fixed_s=np.full(slots + 1, decode.per_step),
+        memory_s=decode.per_sample * n,
+        compute_s=np.zeros(slots + 1),
+        memory_s_per_token=decode.per_context_token,
+        compute_s_per_token=0.0,
+    )
+    return SimulationInput(
+        mode=scenario.mode.value,
+        replicas=samplers.replicas,
+        max_running=slots,
+        kv_tokens=samplers.kv_tokens,
+        decode=cost,
+        train=TrainCost(scenario.trainer.per_step, scenario.trainer.per_token),
+        weight_sync_s=scenario.weight_sync,
+        prompts_per_step=work.prompts_per_step,
+        samples_per_prompt=work.samples_per_prompt,
+        prompt_tokens=work.prompt_tokens,
+        lengths=work.response_tokens.distribution(),
+        bound=scenario.staleness.bound.value,
+        max_staleness=scenario.staleness.max or 0,
+        queue_capacity=scenario.queue.capacity,
+        overflow=scenario.queue.overflow.value,
+        in_flight_cap=scenario.in_flight,
+        steps=scenario.steps,
+        warmup=scenario.warmup_steps,
+        seed=scenario.seed,
+    )
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML that reads ``1e-5`` as a number, as JSON and everybody who writes one do, and refuses a key given twice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]
+            if isinstance(key, str) and key in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"the key {key} stands here twice", key_node.start_mark)
+            if isinstance(key, str):
+                seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+def _accept_exponents() -> None:
+    import re
+
+    number = re.compile(r"^[-+]?(?:[0-9][0-9_]*)(?:\.[0-9_]*)?[eE][-+]?[0-9]+$|^[-+]?\.[0-9]+[eE][-+]?[0-9]+$")
+    _Loader.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+.0123456789"))
+
+
+_accept_exponents()
+
+
+def _explain(error: dict[str, Any]) -> Iterator[str]:
+    """What is wrong at which key and what to write, from one of pydantic's errors."""
+    path = tuple(error["loc"])
+    where = ".".join(str(part) for part in path)
+    kind, value = error["type"], error.get("input")
+    if kind == "extra_forbidden":
+        known = _keys_at(path[:-1])
+        near = difflib.get_close_matches(str(path[-1]), known, n=3, cutoff=0.5)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"known keys here: {', '.join(known)}"
+        yield f"{where}: unknown key; {hint}"
+    elif kind == "missing":
+        yield f"{where}: missing; {_description(path)}"
+    elif kind == "value_error":
+        for line in str(error["ctx"]["error"]).splitlines():
+            yield f"{where}: {line}" if where else line
+    elif kind == "enum":
+        yield f"{where}: {value!r} is not one of {error['ctx']['expected']}"
+    else:
+        yield f"{where}: {error['msg'][0].lower()}{error['msg'][1:]}, but this is {value!r}"
+
+
+def _model_at(path: tuple[Any, ...]) -> type[BaseModel] | None:
+    model: type[BaseModel] | None = Scenario
+    for part in path:
+        if model is None:
+            return None
+        field = next((f for name, f in model.model_fields.items() if part in (name, f.alias)), None)
+        annotations = (field.annotation, *get_args(field.annotation)) if field is not None else ()
+        model = next((a for a in annotations if isinstance(a, type) and issubclass(a, BaseModel)), None)
+    return model
+
+
+def _keys_at(path: tuple[Any, ...]) -> list[str]:
+    model = _model_at(path)
+    return [f.alias or name for name, f in model.model_fields.items()] if model is not None else []
+
+
+def _description(path: tuple[Any, ...]) -> str:
+    model = _model_at(path[:-1])
+    if model is None:
+        return "it is required"
+    field = next((f for name, f in model.model_fields.items() if path[-1] in (name, f.alias)), None)
+    return f"it is required: {field.description}" if field is not None else "it is required"

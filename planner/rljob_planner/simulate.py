@@ -1,0 +1,423 @@
+"""The simulation of an RL job: exact in its own rules, event by event, millions of samples a second.
+
+This module is what others call: the input and the result as values, their checks, and the words for a run that cannot go on.
+The event loop itself, and why it may jump from one finish to the next without an error, is in ``_kernel`` (samplers)
+and ``_loop`` (trainer and the loop).
+
+The rules. An iteration of a replica costs what ``DecodeCost`` says for its running samples and their resident tokens, and
+every running sample gains one token. Waiting samples form one line; the first starts on the replica with the fewest running
+(lowest index among equals) that has a slot and KV room. Before an iteration that would overflow the KV cache the newest
+samples go back to the head of the line and keep their tokens. Groups never run out: with an in-flight cap a group is admitted
+when all its samples fit under it, without one when nothing waits and its first sample can start. A training step consumes the
+oldest complete groups and ends with a new policy version, which each replica loads for ``weight_sync_s`` seconds at the end of
+its iteration under way. In ``sync`` and ``one-step-off`` nothing else happens in that time and the version exists at its end. A
+sample belongs to the version of its start.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rljob_planner import _kernel
+from rljob_planner._loop import grow, run
+from rljob_planner.lengths import LengthDistribution
+
+if TYPE_CHECKING:
+    from rljob_planner.scenario import Scenario
+
+FloatArray = NDArray[np.float64]
+
+MODES = {"async": _kernel.ASYNC, "sync": _kernel.SYNC, "one-step-off": _kernel.ONE_STEP_OFF}
+BOUNDS = {"none": _kernel.NONE, "admission": _kernel.ADMISSION, "hold": _kernel.HOLD, "drop": _kernel.DROP}
+OVERFLOWS = ("drop-oldest", "block")
+
+_LEAST_WORK_SAMPLES = 100_000_000
+_MOST_SURPLUS = 64
+
+
+class SimulationStalled(RuntimeError):
+    """The run can never end: nothing is left that could happen, or the trainer waits for what never comes."""
+
+
+@dataclass(frozen=True)
+class DecodeCost:
+    """Seconds of one iteration of one replica with n running samples that hold R resident tokens (prompts included).
+
+    ``fixed_s[n] + max(memory_s[n] + memory_s_per_token·R, compute_s[n] + compute_s_per_token·R)``; the arrays have
+    ``max_running + 1`` entries.
+    """
+
+    fixed_s: FloatArray
+    memory_s: FloatArray
+    compute_s: FloatArray
+    memory_s_per_token: float
+    compute_s_per_token: float
+    prefill_s_per_sample: float = 0.0
+    """Added to the first iteration of a sample: the prefill of its prompt, what a prefix cache saves already taken off."""
+    recompute_s_per_token: float = 0.0
+    """Added per token of context to the iteration in which a preempted sample runs again; 0: recompute is free."""
+
+    def iteration_s(self, n: float, resident_tokens: float) -> float:
+        """Seconds of one iteration; between two whole n the tables are interpolated."""
+        at = np.arange(len(self.fixed_s))
+        fixed, memory, compute = (float(np.interp(n, at, t)) for t in (self.fixed_s, self.memory_s, self.compute_s))
+        return fixed + max(
+            memory + self.memory_s_per_token * resident_tokens, compute + self.compute_s_per_token * resident_tokens
+        )
+
+
+@dataclass(frozen=True)
+class TrainCost:
+    """Seconds of one training step."""
+
+    per_step_s: float
+    per_token_s: float = 0.0
+    """Per prompt or response token of the batch."""
+    per_token_squared_s: float = 0.0
+    """Times Σ (prompt + response tokens)² over the samples of the batch."""
+
+    def step_s(self, samples: int, prompt_tokens: int, lengths: LengthDistribution) -> float:
+        """Mean seconds of a step over ``samples`` samples."""
+        mean = lengths.mean()
+        squares = lengths.second_moment() + 2.0 * prompt_tokens * mean + float(prompt_tokens) ** 2
+        per_sample = self.per_token_s * (prompt_tokens + mean) + self.per_token_squared_s * squares
+        return self.per_step_s + samples * per_sample
+
+
+@dataclass(frozen=True)
+class SimulationInput:
+    """All that a simulation depends on."""
+
+    mode: str
+    """``async``, ``sync`` or ``one-step-off``."""
+    replicas: int
+    max_running: int
+    """Most running samples of one replica."""
+    kv_tokens: int
+    """KV room of one replica, prompts counted per sample."""
+    decode: DecodeCost
+    train: TrainCost
+    weight_sync_s: float
+    prompts_per_step: int
+    samples_per_prompt: int
+    prompt_tokens: int
+    lengths: LengthDistribution
+    bound: str = "none"
+    """``none``, ``admission``, ``hold`` or ``drop``; has no effect in ``sync`` and ``one-step-off``."""
+    max_staleness: int = 0
+    queue_capacity: int | None = None
+    """Groups; None: no limit."""
+    overflow: str = "drop-oldest"
+    """``drop-oldest`` or ``block``."""
+    in_flight_cap: int | None = None
+    """Samples; None: a group is admitted when nothing waits and its first sample can start."""
+    steps: int = 300
+    """Training steps, warm-up included."""
+    warmup: int = 50
+    """First steps, left out of the statistics."""
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A quantity over the steps after the warm-up."""
+
+    mean: float
+    p10: float
+    p50: float
+    p90: float
+
+
+@dataclass(frozen=True)
+class StalenessSpread:
+    """Staleness of the samples that were trained after the warm-up, in policy versions."""
+
+    mean: float
+    p95: float
+    max: int
+    histogram: tuple[int, ...]
+    """Samples by staleness 0, 1, 2, …"""
+
+
+@dataclass(frozen=True)
+class QueueSpread:
+    """Complete groups waiting for the trainer: mean over time, and most."""
+
+    mean: float
+    max: int
+
+
+@dataclass(frozen=True)
+class SimulationResult:
+    """What a simulation showed after its warm-up; means are over time unless they say otherwise."""
+
+    period: Spread
+    """Seconds between two published versions."""
+    staleness: StalenessSpread
+    rho: float
+    """Rollout rate over train rate, each side alone (``rates``)."""
+    sampler_utilization: float
+    """Share of time in which a replica runs at least one sample, 0..1, mean over replicas."""
+    trainer_utilization: float
+    """Share of time spent in training steps, 0..1."""
+    mean_running: float
+    """Samples that hold a decode slot, all replicas together."""
+    mean_in_flight: float
+    queue_groups: QueueSpread
+    tokens_per_second: float
+    """Trained response tokens per second."""
+    dropped_groups: int
+    """Complete groups thrown away, pushed out of the queue or too stale."""
+    wasted_tokens: int
+    """Response tokens of the dropped groups."""
+    trained_mean_length: float
+    """Mean response tokens of the samples that were trained."""
+    kv_utilization: float
+    """Resident tokens over KV room, 0..1, mean over replicas."""
+    preemptions: int
+    elapsed_s: float
+    """Simulated seconds that the statistics cover."""
+    periods_s: FloatArray
+    """Each period after the warm-up."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The result as the JSON object of ``rljob simulate``."""
+        return {
+            "period": {"mean": self.period.mean, "p10": self.period.p10, "p90": self.period.p90},
+            "staleness": {"mean": self.staleness.mean, "p95": self.staleness.p95, "max": self.staleness.max},
+            "rho": self.rho,
+            "samplerUtilization": self.sampler_utilization,
+            "trainerUtilization": self.trainer_utilization,
+            "meanRunning": self.mean_running,
+            "meanInFlight": self.mean_in_flight,
+            "queueGroups": {"mean": self.queue_groups.mean, "max": self.queue_groups.max},
+            "tokensPerSecond": self.tokens_per_second,
+            "droppedGroups": self.dropped_groups,
+            "wastedTokens": self.wasted_tokens,
+            "trainedMeanLength": self.trained_mean_length,
+        }
+
+
+def simulate_scenario(scenario: Scenario) -> SimulationResult:
+    """Simulate a scenario file."""
+    from rljob_planner.scenario import compile
+
+    return simulate(compile(scenario))
+
+
+def simulate(inp: SimulationInput) -> SimulationResult:
+    """Run the simulation.
+
+    Raises ValueError for an input that contradicts itself and ``SimulationStalled`` for one that can never finish.
+    """
+    _check(inp)
+    world = _run(inp)
+    st = world.counters[0]
+    published = np.concatenate([[0.0], world.published_s])
+    periods = np.diff(published)[inp.warmup :]
+    elapsed = float(published[-1] - published[inp.warmup])
+    p10, p50, p90 = (float(p) for p in np.percentile(periods, (10, 50, 90)))
+
+    def over_time(area: str) -> float:
+        return float(st[area]) / elapsed if elapsed > 0 else 0.0
+
+    return SimulationResult(
+        period=Spread(float(periods.mean()), p10, p50, p90),
+        staleness=_staleness(world.histogram),
+        rho=_rho(inp, st),
+        sampler_utilization=over_time("busy_area") / inp.replicas,
+        trainer_utilization=over_time("training_s"),
+        mean_running=over_time("running_area"),
+        mean_in_flight=over_time("in_flight_area"),
+        queue_groups=QueueSpread(over_time("queue_area"), int(st["queue_max"])),
+        tokens_per_second=over_time("trained_tokens"),
+        dropped_groups=int(st["dropped_groups"]),
+        wasted_tokens=int(st["wasted_tokens"]),
+        trained_mean_length=float(st["trained_tokens"]) / float(st["trained_samples"]),
+        kv_utilization=over_time("kv_area") / (inp.replicas * inp.kv_tokens),
+        preemptions=int(st["preemptions"]),
+        elapsed_s=elapsed,
+        periods_s=periods,
+    )
+
+
+def rates(inp: SimulationInput) -> tuple[float, float]:
+    """Samples per second of each side alone: what samplers generate at this in-flight, what the trainer consumes.
+
+    The samplers run without a bound, with a consumer that takes every group at once and with no weights to load, since there
+    is no trainer to publish any. The trainer's rate is that of its mean step over this length distribution.
+    """
+    _check(inp)
+    batch = inp.prompts_per_step * inp.samples_per_prompt
+    step_s = inp.train.step_s(batch, inp.prompt_tokens, inp.lengths)
+    in_flight = min(inp.in_flight_cap or 1 << 40, inp.replicas * inp.max_running + inp.samples_per_prompt)
+    warmup = 2 + int(2 * in_flight * inp.lengths.tail_multiplier(inp.samples_per_prompt)) // inp.samples_per_prompt
+    measured = max(8 * warmup, 20_000 // inp.samples_per_prompt)
+    alone = replace(
+        inp,
+        mode="async",
+        train=TrainCost(0.0),
+        weight_sync_s=0.0,
+        prompts_per_step=1,
+        bound="none",
+        queue_capacity=None,
+        steps=warmup + measured,
+        warmup=warmup,
+    )
+    world = _run(alone)
+    elapsed = float(world.published_s[-1] - world.published_s[warmup - 1])
+    return measured * inp.samples_per_prompt / elapsed, batch / step_s if step_s > 0 else float("inf")
+
+
+def _run(inp: SimulationInput) -> _kernel.World:
+    world = _world(inp)
+    while (status := run(world)) == _kernel.NEEDS_ROOM:
+        world = grow(world)
+    _explain(status, inp, world)
+    return world
+
+
+def _rho(inp: SimulationInput, st: Any) -> float:
+    """In lock-step modes full load is the batch itself: the rates are a batch over its sampling and its training time."""
+    if inp.mode != "async":
+        train, rollout = float(st["training_s"]), float(st["generation_s"])
+        return train / rollout if rollout > 0 else float("inf")
+    rollout_rate, train_rate = rates(inp)
+    return rollout_rate / train_rate
+
+
+def _staleness(histogram: NDArray[np.int64]) -> StalenessSpread:
+    top = int(np.flatnonzero(histogram)[-1])
+    counts = histogram[: top + 1]
+    cumulative = np.cumsum(counts)
+    mean = float(counts @ np.arange(top + 1)) / float(cumulative[-1])
+    p95 = int(np.searchsorted(cumulative, 0.95 * cumulative[-1]))
+    return StalenessSpread(mean, float(p95), top, tuple(int(c) for c in counts))
+
+
+def _check(inp: SimulationInput) -> None:
+    problems = []
+    if inp.mode not in MODES:
+        problems.append(f"mode {inp.mode!r} is not one of {', '.join(MODES)}")
+    if inp.bound not in BOUNDS:
+        problems.append(f"bound {inp.bound!r} is not one of {', '.join(BOUNDS)}")
+    if inp.overflow not in OVERFLOWS:
+        problems.append(f"overflow {inp.overflow!r} is not one of {', '.join(OVERFLOWS)}")
+    for name in ("replicas", "max_running", "prompts_per_step", "samples_per_prompt", "steps"):
+        if getattr(inp, name) < 1:
+            problems.append(f"{name} must be at least 1, not {getattr(inp, name)}")
+    if not 0 <= inp.warmup < inp.steps:
+        problems.append(f"warmup must be at least 0 and below steps ({inp.steps}), not {inp.warmup}")
+    if inp.max_staleness < 0 or inp.prompt_tokens < 0 or inp.weight_sync_s < 0:
+        problems.append("max_staleness, prompt_tokens and weight_sync_s must be at least 0")
+    if inp.in_flight_cap is not None and inp.in_flight_cap < inp.samples_per_prompt:
+        problems.append(f"an in-flight cap of {inp.in_flight_cap} admits no group of {inp.samples_per_prompt} samples")
+    if inp.queue_capacity is not None and inp.queue_capacity < inp.prompts_per_step:
+        problems.append(f"a queue of {inp.queue_capacity} groups never holds a batch of {inp.prompts_per_step}")
+    longest = inp.prompt_tokens + int(inp.lengths.support_tokens[-1])
+    if longest > inp.kv_tokens:
+        problems.append(f"a sample of {longest} tokens with its prompt never fits in {inp.kv_tokens} KV tokens")
+    if inp.replicas * inp.max_running > _kernel.MAX_SLOTS:
+        problems.append(f"{inp.replicas} × {inp.max_running} decode slots are more than {_kernel.MAX_SLOTS}")
+    for table in (inp.decode.fixed_s, inp.decode.memory_s, inp.decode.compute_s):
+        if len(table) < inp.max_running + 1 or not np.all(np.isfinite(table)):
+            problems.append("every decode table needs max_running + 1 finite entries")
+            break
+    else:
+        if inp.decode.iteration_s(1, inp.prompt_tokens + 1) <= 0:
+            problems.append("an iteration must take some time")
+    if problems:
+        raise ValueError("; ".join(problems))
+
+
+def _world(inp: SimulationInput) -> _kernel.World:
+    """The state of a run before anything has happened."""
+    par, st = np.zeros(1, _kernel.PARAMETERS), np.zeros(1, _kernel.COUNTERS)
+    needed = inp.steps * inp.prompts_per_step * inp.samples_per_prompt
+    values = {
+        "mode": MODES[inp.mode],
+        "replicas": inp.replicas,
+        "max_running": inp.max_running,
+        "kv_tokens": inp.kv_tokens,
+        "prompts_per_step": inp.prompts_per_step,
+        "samples_per_prompt": inp.samples_per_prompt,
+        "prompt_tokens": inp.prompt_tokens,
+        "bound": BOUNDS[inp.bound] if inp.mode == "async" else _kernel.NONE,
+        "max_staleness": inp.max_staleness,
+        "queue_capacity": -1 if inp.queue_capacity is None else inp.queue_capacity,
+        "drop_oldest": int(inp.overflow == "drop-oldest"),
+        "in_flight_cap": -1 if inp.in_flight_cap is None else inp.in_flight_cap,
+        "steps": inp.steps,
+        "warmup": inp.warmup,
+        "work_limit": max(_LEAST_WORK_SAMPLES, _MOST_SURPLUS * needed),
+        "memory_s_per_token": inp.decode.memory_s_per_token,
+        "compute_s_per_token": inp.decode.compute_s_per_token,
+        "prefill_s": inp.decode.prefill_s_per_sample,
+        "recompute_s_per_token": inp.decode.recompute_s_per_token,
+        "train_step_s": inp.train.per_step_s,
+        "train_token_s": inp.train.per_token_s,
+        "train_token2_s": inp.train.per_token_squared_s,
+        "sync_s": inp.weight_sync_s,
+    }
+    for name, value in values.items():
+        par[name] = value
+    slots = inp.replicas * inp.max_running
+    pool = 2 * (slots + 1) + 2 * inp.prompts_per_step
+    st["trainer_end"] = np.inf
+    st["free_samples"] = slots
+    st["free_groups"] = pool
+    replicas = np.zeros(inp.replicas, _kernel.REPLICA)
+    replicas["newest"] = -1
+    tables = [inp.decode.fixed_s, inp.decode.memory_s, inp.decode.compute_s]
+    return _kernel.World(
+        parameters=par,
+        counters=st,
+        tables=np.ascontiguousarray([t[: inp.max_running + 1] for t in tables], dtype=np.float64),
+        support=inp.lengths.support_tokens,
+        cumulative=inp.lengths.cumulative,
+        guide=inp.lengths.guide,
+        seed=np.uint64(inp.seed),
+        replicas=replicas,
+        end_s=np.full(inp.replicas, np.inf),
+        load=np.zeros(inp.replicas, np.int64),
+        refused=np.full(inp.replicas, _kernel.INFINITE_TOKENS),
+        heap=np.zeros((inp.replicas, inp.max_running), np.int64),
+        samples=np.zeros(slots, _kernel.SAMPLE),
+        free_samples=np.arange(slots, dtype=np.int64)[::-1].copy(),
+        preempted=np.zeros(slots, np.int64),
+        groups=np.zeros(pool, _kernel.GROUP),
+        versions=np.zeros((pool, inp.samples_per_prompt), np.int32),
+        free_groups=np.arange(pool, dtype=np.int64)[::-1].copy(),
+        queue=np.zeros(pool, np.int64),
+        unfinished=np.zeros(inp.steps + 1, np.int64),
+        published_s=np.zeros(inp.steps),
+        histogram=np.zeros(inp.steps + 1, np.int64),
+        dirty=np.zeros(inp.replicas, np.int64),
+    )
+
+
+def _explain(status: int, inp: SimulationInput, world: _kernel.World) -> None:
+    """Raise ``SimulationStalled`` with the reason in words, unless the run ended well."""
+    if status == _kernel.FINISHED:
+        return
+    st = world.counters[0]
+    seen = f"after {float(st['now']):.6g} s, {int(st['version'])} of {inp.steps} steps and {int(st['finished'])} samples"
+    if status == _kernel.HELD_FOREVER:
+        raise SimulationStalled(
+            f"{seen}: hold with a maximum staleness of 0 never publishes, because samplers keep starting samples that the "
+            "next version would make stale; allow a staleness of at least 1, or let the queue block admission"
+        )
+    if status == _kernel.TOO_MUCH_WORK:
+        raise SimulationStalled(
+            f"{seen}: samplers generate so much more than the trainer consumes that the run does not end in reasonable time "
+            f"({int(st['queued'] + st['surplus'])} groups wait); bound the queue with overflow block, bound staleness by "
+            "admission, or use fewer samplers"
+        )
+    raise SimulationStalled(
+        f"{seen}: nothing can happen any more; {int(st['queued'])} complete groups wait where a step needs "
+        f"{inp.prompts_per_step}, and the rules admit no further group"
+    )
