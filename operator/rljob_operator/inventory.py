@@ -1,23 +1,39 @@
-"""What a job may use, from nodes, pods and quotas as the API server shows them."""
+"""What a job may use, from nodes, pods and quotas as the API server shows them.
+
+GPUs are not a sum: a replica of eight needs eight free on one node that its pods may run on. So the inventory is a list of
+rooms, one a node, and the budget beside it, which a quota may lower. What the job itself holds counts as free, since the
+planner is asked how to split it anew. Everything that is left out is left out with a note, because "no node" alone helps
+nobody: what people need to read is which node, and why not.
+
+What can't be known is never counted as free. A node without the resource has none; one whose numbers can't be read is left
+out; pods of others that wait for a node compete, and are reported rather than guessed at.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+from rljob_operator.eligibility import (
+    PRODUCT_LABEL,
+    gpu_resources,
+    is_node_ready,
+    nodes_of,
+    selects,
+    template_of,
+    untolerated_taints,
+)
+from rljob_operator.gate import SAMPLER, TRAINER, UID_LABEL, Pod, is_gated, is_terminal, natural, pod_gpus, role_of
+from rljob_operator.quantity import QuantityError, whole
+from rljob_operator.quota import QuotaRoom, quota_rooms
+from rljob_operator.reservation import Claim, claims_of, older_jobs
 from rljob_planner.api.spec import RLJobSpec
 from rljob_planner.placement import Room
 
-
-@dataclass(frozen=True)
-class QuotaRoom:
-    """What a ResourceQuota leaves to a job."""
-
-    name: str
-    """The quota's name."""
-    gpus: int
-    """GPUs that the job may hold under this quota, its own usage included."""
+_ROLES = (SAMPLER, TRAINER)
+_NAMED = 5
 
 
 @dataclass(frozen=True)
@@ -25,36 +41,378 @@ class Inventory:
     """What the cluster can give to a job right now."""
 
     rooms: tuple[Room, ...]
+    """Nodes with GPUs that the job may use, what it holds there included. A node appears twice if the roles count
+    different resources."""
     matching_nodes: int
+    """Nodes that a selector of the job allows, whether or not they can take pods now."""
     quota: QuotaRoom | None
+    """The tightest ResourceQuota that covers the job's pods, None if none does."""
     budget: int
+    """GPUs that the job may hold: ``spec.gpus``, or what the quota leaves if that is less."""
     taken_by_others: int
+    """GPUs on the matching nodes that other pods hold or that are set aside for older jobs."""
     sampler_accelerator: str | None
+    """The GPU product of the samplers' nodes: ``spec.accelerator`` if it is said, the most common product if the nodes
+    differ, None if they don't say."""
     trainer_accelerator: str | None
+    """The GPU product of the trainers' nodes, in the same way."""
     notes: tuple[str, ...]
+    """What was left out and why, sentences for people."""
 
     @property
     def placeable_gpus(self) -> int:
-        """GPUs of the budget that free nodes can hold, were every replica one GPU wide."""
+        """GPUs of the budget that the rooms hold, were every replica one GPU wide."""
         return min(self.budget, sum(room.free_gpus for room in self.rooms))
+
+
+@dataclass
+class _Site:
+    """A node under survey, for one resource."""
+
+    node: Mapping[str, Any]
+    name: str
+    resource: str
+    allocatable: int
+    own: list[Pod]
+    others: list[Pod]
+    matching: tuple[str, ...]
+    open_to: tuple[str, ...] = ()
+    keeps: bool = True
+    reserved: int = 0
+
+    @property
+    def own_gpus(self) -> int:
+        return sum(pod_gpus(p, self.resource) for p in self.own)
+
+    @property
+    def others_gpus(self) -> int:
+        return sum(pod_gpus(p, self.resource) for p in self.others)
+
+    @property
+    def unclaimed(self) -> int:
+        return max(0, self.allocatable - self.others_gpus - self.own_gpus - self.reserved)
+
+    @property
+    def product(self) -> str | None:
+        labels = (self.node.get("metadata") or {}).get("labels") or {}
+        return labels.get(PRODUCT_LABEL) or None
+
+
+@dataclass
+class _Notes:
+    """Notes under way: nodes are collected by what is the matter with them, so that 300 cordoned nodes make one sentence."""
+
+    nodes: dict[tuple[str, str], list[str]] = field(default_factory=dict)
+    other: list[str] = field(default_factory=list)
+
+    def node(self, name: str, is_so: str, are_so: str) -> None:
+        names = self.nodes.setdefault((is_so, are_so), [])
+        if name not in names:
+            names.append(name)
+
+    def sentences(self) -> tuple[str, ...]:
+        about_nodes = [
+            f"node {names[0]} {is_so}" if len(names) == 1 else f"nodes {_listed(names)} {are_so}"
+            for (is_so, are_so), names in self.nodes.items()
+        ]
+        return tuple(dict.fromkeys([*about_nodes, *self.other]))
 
 
 def take_inventory(
     spec: RLJobSpec,
     uid: str,
     nodes: Iterable[Mapping[str, Any]],
-    pods: Iterable[Mapping[str, Any]],
+    pods: Iterable[Pod],
     quotas: Iterable[Mapping[str, Any]],
     other_jobs: Iterable[Mapping[str, Any]],
 ) -> Inventory:
     """The inventory of the job with ``uid``.
 
-    ``nodes``: all nodes. ``pods``: all pods of the cluster. ``quotas``: the ResourceQuotas of the job's namespace alone.
-    ``other_jobs``: all RLJobs as the API returns them (the job itself may be among them: then those that are younger are left out).
+    ``nodes`` are all nodes, ``pods`` all pods of the cluster, ``quotas`` the ResourceQuotas of the job's namespace alone,
+    ``other_jobs`` the RLJobs of all namespaces as the API returns them: what older ones have been promised and have no node
+    for is set aside, on the most free node first (the job itself may be among them; if it is not, all count as older).
+
+    A node that takes no new pods (cordoned, or with a taint that keeps new pods away) stays a room as large as what the job
+    holds there: a cordon is no reason to move what runs.
     """
-    raise NotImplementedError
+    pods = tuple(pods)
+    own = [p for p in pods if _uid_label(p) == uid]
+    others = [p for p in pods if _uid_label(p) != uid]
+    notes = _Notes()
+    sites = [site for node in sorted(nodes, key=_node_order) for site in _survey(spec, node, own, others, notes)]
+    older = older_jobs(other_jobs, uid)
+    for job in older:
+        claims, about = claims_of(job, others)
+        notes.other.extend(about)
+        for claim in claims:
+            _reserve(claim, sites)
+    resources = gpu_resources(spec)
+    _note_waiting(others, {str(job["metadata"].get("uid")) for job in older}, resources, notes)
+    _note_unchecked(spec, notes)
+    rooms_under, about_quotas = quota_rooms(
+        quotas, templates={r: template_of(spec, r) for r in _ROLES}, resources=resources, own=own, others=others
+    )
+    notes.other.extend(about_quotas)
+    quota = min(rooms_under, key=lambda room: room.gpus, default=None)
+    accelerators = {role: _accelerator(spec, role, sites, notes) for role in _ROLES}
+    return Inventory(
+        rooms=tuple(room for room in map(_room, sites) if room is not None),
+        matching_nodes=len({site.name for site in sites}),
+        quota=quota,
+        budget=spec.gpus if quota is None else min(spec.gpus, quota.gpus),
+        taken_by_others=sum(min(s.allocatable, s.others_gpus + s.reserved) for s in sites),
+        sampler_accelerator=accelerators[SAMPLER],
+        trainer_accelerator=accelerators[TRAINER],
+        notes=notes.sentences(),
+    )
 
 
 def shortage(spec: RLJobSpec, inventory: Inventory) -> str | None:
-    """None if the job's minima fit, else a sentence that says what is missing and what to do."""
-    raise NotImplementedError
+    """None if the job's minima fit, else a sentence that says what is missing and what to do.
+
+    Fits means: within the budget, and packed onto the rooms exactly (trainers where samplers can't go, and so on), not by a
+    sum of free GPUs.
+    """
+    samplers, sampler_width = spec.sampler.min_replicas, spec.sampler.gpus_per_replica or 1
+    trainers, trainer_width = spec.trainer.min_replicas, spec.trainer.gpus_per_replica
+    need = samplers * sampler_width + trainers * trainer_width
+    asks = (
+        f"needs at least {_fleet(samplers, 'sampler', sampler_width)} and {_fleet(trainers, 'trainer', trainer_width)}, "
+        f"each on one node"
+    )
+    lower = "lower minReplicas or gpusPerReplica of spec.sampler or spec.trainer"
+    if need > spec.gpus:
+        return f"{asks}: {need} GPUs, but the budget is {spec.gpus}: raise spec.gpus to {need} or more, or {lower}"
+    if need > inventory.budget and inventory.quota is not None:
+        quota = inventory.quota
+        return (
+            f"{asks}: {need} GPUs, but ResourceQuota {quota.name} leaves {quota.gpus} to the job: raise the quota's "
+            f"requests.{nodes_of(spec, TRAINER).gpu_resource} by {need - quota.gpus} or more, or {lower}"
+        )
+    fitting = _most_samplers(inventory.rooms, trainers, trainer_width, sampler_width)
+    if fitting is not None and fitting >= samplers:
+        return None
+    return f"{asks}; {_what_is_free(spec, inventory, trainers, trainer_width)}"
+
+
+def _survey(
+    spec: RLJobSpec, node: Mapping[str, Any], own: Sequence[Pod], others: Sequence[Pod], notes: _Notes
+) -> list[_Site]:
+    name = str((node.get("metadata") or {}).get("name", ""))
+    sites = []
+    for resource in sorted(gpu_resources(spec)):
+        roles = [r for r in _ROLES if nodes_of(spec, r).gpu_resource == resource and selects(spec, r, node)]
+        status = node.get("status") or {}
+        has_gpus = any(resource in (status.get(kind) or {}) for kind in ("allocatable", "capacity"))
+        # Without a selector every CPU node matches; only where somebody asked for the node is its lack of GPUs news.
+        if not roles or not (has_gpus or any(nodes_of(spec, r).selector for r in roles)):
+            continue
+        try:
+            site = _Site(
+                node=node,
+                name=name,
+                resource=resource,
+                allocatable=whole((status.get("allocatable") or {}).get(resource, 0)),
+                own=_bound(own, name),
+                others=_bound(others, name),
+                matching=tuple(roles),
+            )
+            site.own_gpus, site.others_gpus  # noqa: B018  (an unreadable request must surface here)
+        except QuantityError as error:
+            site = _Site(node, name, resource, 0, [], [], tuple(roles))
+            notes.other.append(f"node {name} is left out, since its GPUs can't be counted: {error}")
+        else:
+            if site.allocatable == 0:
+                notes.node(name, f"has no allocatable {resource}", f"have no allocatable {resource}")
+        _open(spec, site, notes)
+        sites.append(site)
+    return sites
+
+
+def _open(spec: RLJobSpec, site: _Site, notes: _Notes) -> None:
+    """Find out which roles' new pods the node takes, and whether the job's pods there may stay."""
+    if (site.node.get("metadata") or {}).get("deletionTimestamp"):
+        site.keeps = False
+        notes.node(site.name, "is being deleted", "are being deleted")
+        return
+    if not is_node_ready(site.node):
+        site.keeps = False
+        notes.node(site.name, "is not ready", "are not ready")
+        return
+    if (site.node.get("spec") or {}).get("unschedulable"):
+        notes.node(site.name, "is cordoned", "are cordoned")
+        return
+    open_to = []
+    for role in site.matching:
+        taints = untolerated_taints(spec, role, site.node)
+        if not taints:
+            open_to.append(role)
+        for taint in taints:
+            why = f"the taint {taint}, which {role} pods don't tolerate (add it to nodes.tolerations to use {{}})"
+            notes.node(site.name, f"has {why.format('it')}", f"have {why.format('them')}")
+        if any(taint.endswith(":NoExecute") for taint in taints):
+            site.keeps = False
+    site.open_to = tuple(open_to)
+
+
+def _room(site: _Site) -> Room | None:
+    roles: Iterable[str] = site.open_to
+    free = max(0, site.allocatable - site.others_gpus - site.reserved)
+    if not site.open_to:
+        roles = {role_of(p) for p in site.own}
+        free = min(free, site.own_gpus) if site.keeps else 0
+    if not free:
+        return None
+    return Room(
+        node=site.name, free_gpus=free, accelerator=site.product, samplers=SAMPLER in roles, trainers=TRAINER in roles
+    )
+
+
+def _reserve(claim: Claim, sites: Sequence[_Site]) -> None:
+    usable = [s for s in sites if s.resource == claim.resource and s.open_to and claim.allows(s.node)]
+    for _ in range(claim.replicas):
+        site = max(usable, key=lambda s: s.unclaimed, default=None)
+        # Fragments that are too narrow for the older job's replica help it in no way, so they stay free.
+        if site is None or site.unclaimed < claim.gpus_per_replica:
+            return
+        site.reserved += claim.gpus_per_replica
+
+
+def _accelerator(spec: RLJobSpec, role: str, sites: Sequence[_Site], notes: _Notes) -> str | None:
+    if spec.accelerator is not None:
+        return spec.accelerator
+    candidates = [s for s in sites if role in s.open_to] or [s for s in sites if role in s.matching]
+    gpus: Counter[str] = Counter()
+    for site in candidates:
+        if site.product is not None:
+            gpus[site.product] += max(1, site.allocatable)
+    ranked = sorted(gpus, key=lambda product: (-gpus[product], product))
+    if len(ranked) > 1:
+        shares = ", ".join(f"{product} ({gpus[product]} GPUs)" for product in ranked)
+        notes.other.append(
+            f"the nodes of {role} pods mix accelerators: {shares}; the plan is made for {ranked[0]}: "
+            f"narrow spec.{role}.nodes.selector to one of them"
+        )
+    return ranked[0] if ranked else None
+
+
+def _note_waiting(others: Sequence[Pod], reserving: set[str], resources: Iterable[str], notes: _Notes) -> None:
+    waiting = 0
+    gpus = 0
+    claims = 0
+    resources = tuple(resources)
+    for pod in others:
+        pod_spec = pod.get("spec") or {}
+        if is_terminal(pod):
+            continue
+        if pod_spec.get("nodeName"):
+            claims += bool(pod_spec.get("resourceClaims"))
+            continue
+        if is_gated(pod) or pod_spec.get("schedulingGates") or _uid_label(pod) in reserving:
+            continue
+        try:
+            asked = pod_gpus(pod, resources)
+        except QuantityError:
+            continue
+        waiting += asked > 0
+        gpus += asked
+    if waiting:
+        pods = "1 pod of others waits" if waiting == 1 else f"{waiting} pods of others wait"
+        notes.other.append(f"{pods} for a node and may take {gpus} GPUs of what is free")
+    if claims:
+        pods = "1 pod of others uses" if claims == 1 else f"{claims} pods of others use"
+        notes.other.append(f"{pods} resource claims; GPUs given by claims are not counted")
+
+
+def _note_unchecked(spec: RLJobSpec, notes: _Notes) -> None:
+    for role in _ROLES:
+        pod_spec = template_of(spec, role).get("spec") or {}
+        affinity = pod_spec.get("affinity") or {}
+        rules = [
+            kind
+            for kind in ("podAffinity", "podAntiAffinity")
+            if (affinity.get(kind) or {}).get("requiredDuringSchedulingIgnoredDuringExecution")
+        ]
+        if any(c.get("whenUnsatisfiable") != "ScheduleAnyway" for c in pod_spec.get("topologySpreadConstraints") or ()):
+            rules.append("topologySpreadConstraints")
+        if rules:
+            notes.other.append(f"the plan does not check {' and '.join(rules)} of spec.{role}.template; fewer pods may fit")
+
+
+def _most_samplers(rooms: Sequence[Room], trainers: int, trainer_width: int, sampler_width: int) -> int | None:
+    """Most samplers beside ``trainers`` trainers, exactly; None if not even the trainers fit.
+
+    ``best[k]`` is the most samplers on the rooms seen so far beside k trainers there.
+    """
+    best: list[int | None] = [0] + [None] * trainers
+    for room in rooms:
+        most_here = room.free_gpus // trainer_width if room.trainers else 0
+        seen = best.copy()
+        best = [None] * (trainers + 1)
+        for before, samplers in enumerate(seen):
+            if samplers is None:
+                continue
+            for here in range(min(most_here, trainers - before) + 1):
+                beside = (room.free_gpus - here * trainer_width) // sampler_width if room.samplers else 0
+                k = before + here
+                best[k] = max(best[k] or 0, samplers + beside)
+    return best[trainers]
+
+
+def _what_is_free(spec: RLJobSpec, inventory: Inventory, trainers: int, trainer_width: int) -> str:
+    resource = nodes_of(spec, TRAINER).gpu_resource
+    if inventory.matching_nodes == 0:
+        return (
+            f"no node with {resource} matches: change spec.nodes.selector or the template's node affinity, "
+            f"label nodes, or add some"
+        )
+    if not inventory.rooms:
+        why = f" ({'; '.join(inventory.notes[:3])})" if inventory.notes else ""
+        return (
+            f"none of the {inventory.matching_nodes} matching nodes has a free GPU, others hold "
+            f"{inventory.taken_by_others}{why}: free GPUs or add nodes"
+        )
+    free = sum(room.free_gpus for room in inventory.rooms)
+    widths = {
+        role: max((r.free_gpus for r in inventory.rooms if allowed(r)), default=0)
+        for role, allowed in ((TRAINER, lambda r: r.trainers), (SAMPLER, lambda r: r.samplers))
+    }
+    sampler_width = spec.sampler.gpus_per_replica or 1
+    for role, width in ((TRAINER, trainer_width), (SAMPLER, sampler_width)):
+        if widths[role] < width:
+            return (
+                f"the widest free node for a {role} has {widths[role]}: free GPUs, lower "
+                f"spec.{role}.gpusPerReplica, or add nodes"
+            )
+    fitting = sum(room.free_gpus // trainer_width for room in inventory.rooms if room.trainers)
+    if fitting < trainers:
+        return (
+            f"free nodes hold {fitting} of the {trainers} trainers: free GPUs, lower spec.trainer.minReplicas, or add nodes"
+        )
+    return (
+        f"beside the trainers the {free} free GPUs on {len(inventory.rooms)} nodes don't hold the samplers: free GPUs, "
+        f"lower spec.sampler.minReplicas, or add nodes"
+    )
+
+
+def _fleet(replicas: int, role: str, width: int) -> str:
+    gpus = "1 GPU" if width == 1 else f"{width} GPUs"
+    return f"{replicas} {role}{'' if replicas == 1 else 's'} of {gpus}"
+
+
+def _bound(pods: Iterable[Pod], node: str) -> list[Pod]:
+    return [p for p in pods if (p.get("spec") or {}).get("nodeName") == node and not is_terminal(p)]
+
+
+def _uid_label(pod: Pod) -> str:
+    return str(((pod.get("metadata") or {}).get("labels") or {}).get(UID_LABEL, ""))
+
+
+def _node_order(node: Mapping[str, Any]) -> tuple[str | int, ...]:
+    return natural(str((node.get("metadata") or {}).get("name", "")))
+
+
+def _listed(names: Sequence[str]) -> str:
+    if len(names) > _NAMED:
+        return f"{', '.join(names[:_NAMED])} and {len(names) - _NAMED} more"
+    return f"{', '.join(names[:-1])} and {names[-1]}"

@@ -116,14 +116,13 @@ class CalibrationStatus(ApiModel):
 
 
 class MovePhase(StrEnum):
-    """The phases of a move, in order; ``RollBack`` leads back to the split before it."""
+    """The phases of a move, in order; a move that rolls back walks through them again, towards the split before it."""
 
     ANNOUNCE = "Announce"
     DRAIN = "Drain"
     SHRINK = "Shrink"
     GROW = "Grow"
     VERIFY = "Verify"
-    ROLL_BACK = "RollBack"
 
 
 class MoveStatus(ApiModel):
@@ -140,7 +139,10 @@ class MoveStatus(ApiModel):
     phase_since: str
     deadline: str = Field(description="When the current phase gives up.")
     victims: tuple[str, ...] = Field(default=(), description="Pods that the move removes.")
-    waiting_for: str = Field(default="", description="What the current phase waits for.")
+    waiting_for: str = Field(default="", description="What the current phase waits for, and what a person can do.")
+    rolling_back: bool = Field(default=False, description="Whether the move leads back to the split before it.")
+    policy_version_at_start: int | None = Field(default=None, description="Policy version when the move started.")
+    period_at_start: float | None = Field(default=None, description="Observed period before the move, in seconds.")
 
 
 class MoveHistory(ApiModel):
@@ -205,6 +207,9 @@ class RLJobStatus(ApiModel):
     plan: PlanStatus | None = None
     split: Split | None = Field(default=None, description="The split in force: what the children are made from outside of a move.")
     layout_generation: int = Field(default=0, description="Generation of the layout published last.")
+    stopping_since: str | None = Field(
+        default=None, description="When the job began to give up its GPUs, because it is suspended or complete."
+    )
     observed: ObservedStatus | None = None
     calibration: CalibrationStatus | None = None
     rebalance: MoveStatus | None = None

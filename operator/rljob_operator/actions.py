@@ -1,0 +1,169 @@
+"""What a pass does to the cluster: children, the layout, deletion costs, gates and events.
+
+Each action compares before it writes, so a pass over a job that is as it should be sends nothing. All of them follow from
+the persisted status, never from something that only this process knows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+from rljob_operator import children, gate
+from rljob_operator.cluster import EVENTS, PODS, Cluster, ClusterError, Json
+from rljob_operator.layout import LAYOUT_FILE
+from rljob_operator.rebalance import Targets, timestamp
+from rljob_operator.view import View
+from rljob_planner.api import GROUP, KIND, VERSION
+from rljob_planner.api.spec import RLJob
+from rljob_planner.split import Split
+
+logger = logging.getLogger(__name__)
+
+DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
+LAYOUT_ANNOTATION = "rljob.dev/layout-generation"
+"""Touched on pods when the layout changes: kubelets then sync the volume at once instead of within their period."""
+
+VICTIM_COST = "-1000"
+
+
+class Actions:
+    """The writes of one job's passes."""
+
+    def __init__(self, cluster: Cluster, view: View, uid: str) -> None:
+        self._cluster = cluster
+        self._view = view
+        self._uid = uid
+        self._said: dict[str, str] = {}
+
+    async def apply_children(self, job: RLJob, split: Split, targets: Targets) -> tuple[str, ...]:
+        """Brings workloads and Services to their desired state; returns what somebody else had edited, in words."""
+        edits: list[str] = []
+        workloads = (
+            children.sampler_workload(job, split, targets.samplers),
+            children.trainer_workload(job, split, targets.trainers),
+        )
+        for desired in (*children.services(job), *workloads):
+            kind, name = desired["kind"], desired["metadata"]["name"]
+            live = self._view.child(self._uid, kind, name)
+            if live is not None:
+                if not children.workload_differs(live, desired):
+                    continue
+                edited = children.edited_fields(live, desired)
+                if edited:
+                    edits.append(f"{kind} {name}: {', '.join(edited)}")
+            await self._cluster.apply(desired)
+        return tuple(edits)
+
+    def published(self, job: RLJob) -> Mapping[str, Any] | None:
+        """The layout that the API server holds, None if there is none."""
+        live = self._view.child(self._uid, "ConfigMap", children.layout_name(job))
+        text = None if live is None else (live.get("data") or {}).get(LAYOUT_FILE)
+        if text is None:
+            return None
+        try:
+            layout = json.loads(text)
+        except ValueError:
+            return None
+        return layout if isinstance(layout, dict) else None
+
+    async def publish_layout(self, job: RLJob, text: str, generation: int, pods: Iterable[Json]) -> None:
+        """Writes the layout, then touches the pods so that their volumes follow soon."""
+        await self._cluster.apply(children.layout_config_map(job, text))
+        touch = {"metadata": {"annotations": {LAYOUT_ANNOTATION: str(generation)}}}
+        for pod in pods:
+            if gate.is_held(pod) and not gate.is_terminating(pod):
+                await self._patch_pod(pod, touch)
+
+    async def price_victims(self, pods: Iterable[Json], victims: Collection[str]) -> None:
+        """Gives the victims the lowest deletion cost, so that the scale-down that follows removes them and no others."""
+        for pod in pods:
+            meta = pod["metadata"]
+            if meta["name"] in victims and meta.get("annotations", {}).get(DELETION_COST) != VICTIM_COST:
+                await self._patch_pod(pod, {"metadata": {"annotations": {DELETION_COST: VICTIM_COST}}})
+
+    async def lift_gates(self, job: RLJob, targets: Targets, gpu_resources: Collection[str]) -> int:
+        """Lifts the gates of the pods that the budget has room for; returns how many.
+
+        The pods are read from the API server and not from the view: a view that lags behind our own last lift would spend
+        the same GPUs twice.
+        """
+        namespace = str(job.metadata["namespace"])
+        pods = await self._cluster.list(PODS, namespace, f"{gate.UID_LABEL}={self._uid}")
+        names = gate.pods_to_lift(
+            pods,
+            budget=job.spec.gpus,
+            gpu_resource=gpu_resources,
+            wanted={gate.SAMPLER: targets.samplers, gate.TRAINER: targets.trainers},
+        )
+        by_name = {gate.name_of(pod): pod for pod in pods}
+        lifted = 0
+        for name in names:
+            try:
+                await self._cluster.merge(PODS, namespace, name, gate.lift_patch(by_name[name]))
+            except ClusterError as error:
+                if not (error.conflict or error.status == 404):
+                    raise
+                logger.info("%s/%s changed before its gate was lifted; the next pass decides anew", namespace, name)
+            else:
+                lifted += 1
+        return lifted
+
+    async def try_pods(self, job: RLJob, split: Split) -> ClusterError | None:
+        """Asks the API server whether it would admit the pods, by a dry run; returns its refusal, if any."""
+        for pod in children.trial_pods(job, split):
+            try:
+                await self._cluster.create(PODS, pod["metadata"]["namespace"], pod, dry_run=True)
+            except ClusterError as error:
+                if error.rejected:
+                    return error
+                raise
+        return None
+
+    async def say(self, job: RLJob, kind: str, reason: str, message: str, *, now_s: float) -> None:
+        """Posts an event on the RLJob; the same words in a row are said once."""
+        if self._said.get(reason) == message:
+            return
+        self._said[reason] = message
+        meta = job.metadata
+        seed = f"{self._uid}/{reason}/{message}/{now_s}".encode()
+        body = {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {
+                "namespace": meta["namespace"],
+                "name": f"{meta['name']}.{hashlib.sha256(seed).hexdigest()[:16]}",
+            },
+            "involvedObject": {
+                "apiVersion": f"{GROUP}/{VERSION}",
+                "kind": KIND,
+                "namespace": meta["namespace"],
+                "name": meta["name"],
+                "uid": self._uid,
+                "resourceVersion": meta["resourceVersion"],
+            },
+            "type": kind,
+            "reason": reason,
+            "message": message[:1000],
+            "source": {"component": "rljob-operator"},
+            "reportingComponent": "rljob-operator",
+            "firstTimestamp": timestamp(now_s),
+            "lastTimestamp": timestamp(now_s),
+            "count": 1,
+        }
+        try:
+            await self._cluster.create(EVENTS, meta["namespace"], body)
+        except ClusterError as error:
+            # An event is a courtesy: a namespace that is being deleted or a missing right must not stop the job.
+            logger.warning("event %s on %s/%s was not posted: %s", reason, meta["namespace"], meta["name"], error)
+
+    async def _patch_pod(self, pod: Json, patch: Json) -> None:
+        meta = pod["metadata"]
+        try:
+            await self._cluster.merge(PODS, meta["namespace"], meta["name"], patch)
+        except ClusterError as error:
+            if error.status != 404:
+                raise

@@ -1,0 +1,190 @@
+"""The API server as the reconcile needs it: a handful of verbs over plain JSON.
+
+The official asynchronous client carries the connection, the credentials and their refresh; its generated models are left out, since
+everything that decides here takes the JSON that the API returns, and since server-side apply sends back exactly what was
+built. Children are written by server-side apply under one field manager, so that the fields of others stay theirs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlencode
+
+from kubernetes.aio import client, config
+from kubernetes.aio.client.exceptions import ApiException
+
+FIELD_MANAGER = "rljob-operator"
+
+Json = dict[str, Any]
+
+
+class ClusterError(Exception):
+    """The API server refused or could not be asked.
+
+    ``status`` is the HTTP code, 0 if there was no answer; ``reason`` the API's machine-readable reason.
+    """
+
+    def __init__(self, status: int, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.reason = reason
+        self.message = message
+
+    @property
+    def conflict(self) -> bool:
+        """Whether somebody else wrote first: read again and decide anew."""
+        return self.status == 409
+
+    @property
+    def rejected(self) -> bool:
+        """Whether the object itself is at fault (schema, admission, policy), so that trying again would not help."""
+        return self.status in (400, 403, 422)
+
+
+@dataclass(frozen=True)
+class Resource:
+    """A kind of object and how its path begins."""
+
+    api: str
+    """``v1`` or ``group/version``."""
+    plural: str
+
+    def path(self, namespace: str | None, name: str | None = None, sub: str | None = None) -> str:
+        """The path of a collection, an object or a subresource."""
+        root = f"/api/{self.api}" if "/" not in self.api else f"/apis/{self.api}"
+        parts = [root]
+        if namespace is not None:
+            parts.append(f"namespaces/{namespace}")
+        parts.append(self.plural)
+        parts += [part for part in (name, sub) if part is not None]
+        return "/".join(parts)
+
+
+RLJOBS = Resource("rljob.dev/v1alpha1", "rljobs")
+PODS = Resource("v1", "pods")
+CONFIG_MAPS = Resource("v1", "configmaps")
+EVENTS = Resource("v1", "events")
+
+_BY_KIND = {
+    ("v1", "ConfigMap"): CONFIG_MAPS,
+    ("v1", "Pod"): PODS,
+    ("v1", "Service"): Resource("v1", "services"),
+    ("apps/v1", "Deployment"): Resource("apps/v1", "deployments"),
+    ("apps/v1", "StatefulSet"): Resource("apps/v1", "statefulsets"),
+}
+
+
+def resource_of(obj: Mapping[str, Any]) -> Resource:
+    """The resource of an object by its apiVersion and kind; raises KeyError for a kind that the operator never writes."""
+    return _BY_KIND[(obj["apiVersion"], obj["kind"])]
+
+
+class Cluster:
+    """A connection to the API server."""
+
+    def __init__(self, api: client.ApiClient) -> None:
+        self._api = api
+
+    @classmethod
+    async def connect(cls) -> Cluster:
+        """Connects by KUBECONFIG or, inside a pod, by the service account; raises ClusterError if there is neither."""
+        configuration = client.Configuration()
+        try:
+            try:
+                config.load_incluster_config(client_configuration=configuration)
+            except config.ConfigException:
+                await config.load_kube_config(client_configuration=configuration)
+        except (config.ConfigException, OSError) as error:
+            raise ClusterError(0, "NoCredentials", f"no cluster to connect to: {error}; set KUBECONFIG") from error
+        configuration.retries = None
+        return cls(client.ApiClient(configuration))
+
+    async def close(self) -> None:
+        """Closes the connection."""
+        await self._api.close()
+
+    async def get(self, resource: Resource, namespace: str | None, name: str) -> Json | None:
+        """One object, None if there is none."""
+        try:
+            return await self._request("GET", resource.path(namespace, name))
+        except ClusterError as error:
+            if error.status == 404:
+                return None
+            raise
+
+    async def list(self, resource: Resource, namespace: str | None, label_selector: str) -> list[Json]:
+        """The objects of a collection that carry labels, read from the store and not from a cache."""
+        answer = await self._request("GET", resource.path(namespace), query={"labelSelector": label_selector})
+        return list(answer["items"])
+
+    async def apply(self, obj: Json, *, dry_run: bool = False) -> Json:
+        """Server-side apply under the operator's field manager; its fields win over other managers'."""
+        meta = obj["metadata"]
+        query = {"fieldManager": FIELD_MANAGER, "force": "true"}
+        if dry_run:
+            query["dryRun"] = "All"
+        path = resource_of(obj).path(meta["namespace"], meta["name"])
+        return await self._request("PATCH", path, query=query, body=obj, content_type="application/apply-patch+yaml")
+
+    async def create(self, resource: Resource, namespace: str, obj: Json, *, dry_run: bool = False) -> Json:
+        """Creates an object, or only asks whether it could be."""
+        query = {"fieldManager": FIELD_MANAGER} | ({"dryRun": "All"} if dry_run else {})
+        return await self._request("POST", resource.path(namespace), query=query, body=obj)
+
+    async def merge(
+        self, resource: Resource, namespace: str, name: str, patch: Json, *, sub: str | None = None
+    ) -> Json:
+        """A JSON merge patch; a resourceVersion in its metadata makes it conditional."""
+        return await self._request(
+            "PATCH",
+            resource.path(namespace, name, sub),
+            query={"fieldManager": FIELD_MANAGER},
+            body=patch,
+            content_type="application/merge-patch+json",
+        )
+
+    async def put_status(self, resource: Resource, namespace: str, name: str, obj: Json) -> Json:
+        """Replaces the status of an object; a 409 says that it has changed since ``obj`` was read."""
+        return await self._request("PUT", resource.path(namespace, name, "status"), body=obj)
+
+    async def delete(self, resource: Resource, namespace: str, name: str) -> None:
+        """Deletes an object; one that is gone is fine."""
+        try:
+            await self._request("DELETE", resource.path(namespace, name), body={"propagationPolicy": "Background"})
+        except ClusterError as error:
+            if error.status != 404:
+                raise
+
+    async def _request(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: Json | None = None,
+        content_type: str = "application/json",
+    ) -> Json:
+        target = path if not query else f"{path}?{urlencode(query)}"
+        headers = {"Accept": "application/json", "Content-Type": content_type}
+        try:
+            verb, url, sent_headers, sent_body, _ = await self._api.param_serialize(
+                method, target, header_params=headers, body=body, auth_settings=["BearerToken"]
+            )
+            response = await self._api.call_api(verb, url, sent_headers, sent_body, _request_timeout=30)
+            data = await response.read()
+        except ApiException as error:
+            raise ClusterError(error.status or 0, str(error.reason), str(error.body or error.reason)) from error
+        except (OSError, TimeoutError, client.rest.aiohttp.ClientError) as error:
+            raise ClusterError(0, "Unreachable", f"the API server did not answer: {error!r}") from error
+        try:
+            answer = json.loads(data) if data else {}
+        except ValueError:
+            answer = {"message": data.decode(errors="replace")}
+        if response.status >= 400:
+            raise ClusterError(
+                response.status, str(answer.get("reason", "")), str(answer.get("message", f"HTTP {response.status}"))
+            )
+        return dict(answer)

@@ -1,0 +1,98 @@
+"""The operator's own configuration, read once from the environment.
+
+Everything has a default that suits a cluster; the deadlines of a move are here and not in the RLJob, because they describe the
+cluster (how fast it schedules, how long it loads weights) and not the job.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from rljob_operator.rebalance import Deadlines
+from rljob_planner.api.base import duration_s
+
+PREFIX = "RLJOB_OPERATOR_"
+
+
+@dataclass(frozen=True)
+class Config:
+    """What a platform engineer sets on the operator."""
+
+    prometheus_url: str | None = None
+    """Prometheus for jobs that name none."""
+    allowed_prometheus_urls: tuple[str, ...] = ()
+    """Further Prometheus URLs that a job may name: the operator must not be led to call anything."""
+    namespaces: tuple[str, ...] = ()
+    """Namespaces to watch; empty watches all."""
+    metrics_port: int | None = None
+    """Port of the operator's own metrics, None serves none."""
+    liveness_endpoint: str | None = None
+    """URL on which kopf answers liveness probes, such as http://0.0.0.0:8080/healthz."""
+    move_tick_s: float = 5.0
+    """Time between two looks at a move under way."""
+    idle_tick_s: float = 30.0
+    """Longest time between two passes over a job, whatever happens."""
+    metrics_window_s: float = 120.0
+    """Window over which rates are measured."""
+    metrics_stale_after_s: float = 45.0
+    """Age from which a metric counts as stale."""
+    settle_steps: int = 3
+    """Steps after a start or a move before a decision rests on what is measured."""
+    deadlines: Deadlines = field(default_factory=Deadlines)
+
+    def prometheus_for(self, wished: str | None) -> str | None:
+        """The Prometheus that a job may use: the one it names if allowed, else the default; raises ValueError if it is not allowed."""
+        if wished is None or wished == self.prometheus_url:
+            return self.prometheus_url
+        if wished.rstrip("/") in {url.rstrip("/") for url in self.allowed_prometheus_urls}:
+            return wished
+        raise ValueError(
+            f"spec.metrics.prometheus {wished} is not one that the operator may call: leave it out, or add it to "
+            f"{PREFIX}ALLOWED_PROMETHEUS_URLS"
+        )
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str] = os.environ) -> Config:
+        """Reads ``RLJOB_OPERATOR_*``; raises ValueError that names the variable if one can't be understood."""
+
+        def text(name: str) -> str | None:
+            return env.get(PREFIX + name) or None
+
+        def words(name: str) -> tuple[str, ...]:
+            return tuple(word.strip() for word in (text(name) or "").split(",") if word.strip())
+
+        def seconds(name: str, default: float) -> float:
+            value = text(name)
+            try:
+                return default if value is None else duration_s(value)
+            except ValueError as error:
+                raise ValueError(f"{PREFIX}{name}: {error}") from error
+
+        def whole(name: str, default: int | None) -> int | None:
+            value = text(name)
+            if value is None:
+                return default
+            if not value.isdigit():
+                raise ValueError(f"{PREFIX}{name}: {value!r} is not a whole number")
+            return int(value)
+
+        standard = Deadlines()
+        return cls(
+            prometheus_url=text("PROMETHEUS_URL"),
+            allowed_prometheus_urls=words("ALLOWED_PROMETHEUS_URLS"),
+            namespaces=words("NAMESPACES"),
+            metrics_port=whole("METRICS_PORT", None),
+            liveness_endpoint=text("LIVENESS_ENDPOINT"),
+            move_tick_s=seconds("MOVE_TICK", 5.0),
+            idle_tick_s=seconds("IDLE_TICK", 30.0),
+            metrics_window_s=seconds("METRICS_WINDOW", 120.0),
+            metrics_stale_after_s=seconds("METRICS_STALE_AFTER", 45.0),
+            settle_steps=whole("SETTLE_STEPS", 3) or 3,
+            deadlines=Deadlines(
+                acknowledge_s=seconds("ACKNOWLEDGE_DEADLINE", standard.acknowledge_s),
+                gone_s=seconds("GONE_DEADLINE", standard.gone_s),
+                ready_s=seconds("READY_DEADLINE", standard.ready_s),
+            ),
+        )

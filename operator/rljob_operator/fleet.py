@@ -1,0 +1,151 @@
+"""Reads a job's pods and workloads: how many are there, bound, ready, gated, and what is wrong with the rest. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Any
+
+from rljob_operator.gate import is_gated, is_terminal
+from rljob_operator.rebalance import PodView
+from rljob_operator.status import Fleet
+
+Json = Mapping[str, Any]
+
+ROLE_LABEL = "rljob.dev/role"
+SAMPLER = "sampler"
+TRAINER = "trainer"
+
+_BROKEN_REASONS = frozenset(
+    {
+        "CrashLoopBackOff",
+        "ImagePullBackOff",
+        "ErrImagePull",
+        "InvalidImageName",
+        "CreateContainerConfigError",
+        "RunContainerError",
+    }
+)
+
+
+def role_of(pod: Json) -> str:
+    """The role label of a pod, empty if it has none."""
+    return str(pod["metadata"].get("labels", {}).get(ROLE_LABEL, ""))
+
+
+def is_terminating(pod: Json) -> bool:
+    """Whether a pod is being deleted; it holds its GPUs until it is gone."""
+    return pod["metadata"].get("deletionTimestamp") is not None
+
+
+def condition_of(obj: Json, kind: str) -> Mapping[str, Any] | None:
+    """A condition of an object by type."""
+    for condition in obj.get("status", {}).get("conditions") or ():
+        if condition.get("type") == kind:
+            return dict(condition)
+    return None
+
+
+def is_ready(pod: Json) -> bool:
+    """Whether a pod's Ready condition is True."""
+    condition = condition_of(pod, "Ready")
+    return condition is not None and condition.get("status") == "True"
+
+
+def view(pod: Json) -> PodView:
+    """What a move needs to know of a pod."""
+    meta = pod["metadata"]
+    created = datetime.fromisoformat(meta["creationTimestamp"].replace("Z", "+00:00")).timestamp()
+    index = meta.get("labels", {}).get("apps.kubernetes.io/pod-index")
+    return PodView(
+        name=meta["name"],
+        role=role_of(pod),
+        ready=is_ready(pod),
+        terminating=is_terminating(pod),
+        created_s=created,
+        ordinal=int(index) if index is not None and str(index).isdigit() else None,
+    )
+
+
+def views(pods: Iterable[Json]) -> tuple[PodView, ...]:
+    """The pods that exist for a move: finished ones hold no GPUs and do not count."""
+    return tuple(view(pod) for pod in pods if not is_terminal(pod))
+
+
+def fleet(role: str, wanted: int, pods: Iterable[Json], workload: Json | None) -> Fleet:
+    """The state of one role's pods; terminating ones count as existing, never as ready."""
+    mine = [pod for pod in pods if role_of(pod) == role and not is_terminal(pod)]
+    staying = [pod for pod in mine if not is_terminating(pod)]
+    return Fleet(
+        wanted=wanted,
+        existing=len(mine),
+        bound=sum(pod["spec"].get("nodeName") is not None for pod in staying),
+        ready=sum(is_ready(pod) for pod in staying),
+        gated=sum(is_gated(pod) for pod in staying),
+        unschedulable=_unschedulable(staying),
+        refused=_refused(workload),
+        broken=tuple(_broken(staying)),
+    )
+
+
+def _unschedulable(pods: Iterable[Json]) -> str | None:
+    for pod in pods:
+        condition = condition_of(pod, "PodScheduled")
+        if condition is not None and condition.get("status") == "False" and condition.get("reason") == "Unschedulable":
+            return str(condition.get("message", "the scheduler gives no reason"))
+    return None
+
+
+def _refused(workload: Json | None) -> str | None:
+    if workload is None:
+        return None
+    condition = condition_of(workload, "ReplicaFailure")
+    if condition is None or condition.get("status") != "True":
+        return None
+    return str(condition.get("message", condition.get("reason", "no reason given")))
+
+
+def _broken(pods: Iterable[Json]) -> Iterable[str]:
+    for pod in pods:
+        for container in pod.get("status", {}).get("containerStatuses") or ():
+            reason = (container.get("state", {}).get("waiting") or {}).get("reason")
+            if reason in _BROKEN_REASONS:
+                yield f"{pod['metadata']['name']} is in {reason}"
+                break
+
+
+def trimmed(pod: Json) -> dict[str, Any]:
+    """What the operator keeps of a pod: enough to count GPUs, to see readiness and to build the layout.
+
+    All pods of the cluster are watched, since any of them may hold GPUs; whole objects of tens of thousands of pods would not
+    fit a small operator.
+    """
+    meta, spec, status = pod["metadata"], pod.get("spec", {}), pod.get("status", {})
+
+    def container(c: Json) -> dict[str, Any]:
+        return {key: c[key] for key in ("name", "resources", "ports", "restartPolicy") if key in c}
+
+    return {
+        "metadata": {
+            key: meta[key]
+            for key in (
+                "name",
+                "namespace",
+                "uid",
+                "resourceVersion",
+                "labels",
+                "annotations",
+                "creationTimestamp",
+                "deletionTimestamp",
+            )
+            if key in meta
+        },
+        "spec": {
+            **{key: spec[key] for key in ("nodeName", "schedulingGates", "priorityClassName") if key in spec},
+            "containers": [container(c) for c in spec.get("containers") or ()],
+            "initContainers": [container(c) for c in spec.get("initContainers") or ()],
+        },
+        "status": {
+            key: status[key] for key in ("phase", "conditions", "podIP", "containerStatuses", "reason") if key in status
+        },
+    }

@@ -1,0 +1,228 @@
+"""The edge towards kopf: watches, indexes, and one asyncio task for each RLJob.
+
+kopf's own change handlers are edge-triggered and its daemons and timers put a finalizer on the object, which would block
+its deletion while the operator is down. So kopf only watches here: indexes keep what was seen, events wake the task of the
+job they concern, and the task runs the level-based pass of ``reconcile`` until the object is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+import kopf
+
+from rljob_operator import fleet
+from rljob_operator.cluster import Cluster, Json
+from rljob_operator.config import Config
+from rljob_operator.metrics import OperatorMetrics
+from rljob_operator.reconcile import Reconciler
+from rljob_operator.view import View
+from rljob_planner.api import GROUP, PLURAL, VERSION
+
+UID_LABEL = "rljob.dev/uid"
+MANAGED = {"app.kubernetes.io/managed-by": "rljob-operator"}
+LONGEST_SILENCE_S = 300.0
+"""A job without a pass for so long makes the liveness probe fail: a stalled task is worse than a restart."""
+
+logger = logging.getLogger("rljob_operator")
+
+
+@dataclass
+class JobTask:
+    """The task of one RLJob and what wakes it."""
+
+    namespace: str
+    name: str
+    uid: str
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+    task: asyncio.Task[None] | None = None
+    generation: int | None = None
+    last_pass_s: float = field(default_factory=time.monotonic)
+
+
+@dataclass
+class Memo:
+    """What handlers share."""
+
+    config: Config
+    view: View = field(default_factory=View)
+    metrics: OperatorMetrics = field(default_factory=OperatorMetrics)
+    jobs: dict[str, JobTask] = field(default_factory=dict)
+    cluster: Cluster | None = None
+    session: aiohttp.ClientSession | None = None
+
+    def wake(self, uid: str | None) -> None:
+        """Wakes one job, or all of them."""
+        for job in self.jobs.values() if uid is None else filter(None, [self.jobs.get(uid)]):
+            job.wake.set()
+
+    async def run(self, job: JobTask) -> None:
+        """Runs passes over a job until it is gone; an error delays the next pass and ends nothing."""
+        assert self.cluster is not None
+        assert self.session is not None
+        reconciler = Reconciler(
+            cluster=self.cluster,
+            session=self.session,
+            view=self.view,
+            config=self.config,
+            metrics=self.metrics,
+            namespace=job.namespace,
+            name=job.name,
+            uid=job.uid,
+        )
+        failures = 0
+        while True:
+            job.wake.clear()
+            try:
+                delay_s = await reconciler.run_pass()
+                failures = 0
+            except Exception:
+                failures += 1
+                delay_s = min(60.0, 0.5 * 2**failures)
+                self.metrics.reconcile_failed(job.namespace, job.name)
+                logger.exception("%s/%s: the pass failed, again in %.0f s", job.namespace, job.name, delay_s)
+            job.last_pass_s = time.monotonic()
+            if delay_s is None:
+                return
+            # A burst of events (a fleet that starts) becomes one pass, not one a pod.
+            await asyncio.sleep(min(0.2, delay_s))
+            try:
+                async with asyncio.timeout(max(0.0, delay_s - 0.2)):
+                    await job.wake.wait()
+            except TimeoutError:
+                continue
+
+
+def registry(config: Config) -> tuple[kopf.OperatorRegistry, Memo]:
+    """The handlers of one operator instance, and the memo that they share; no global state."""
+    found = kopf.OperatorRegistry()
+    memo = Memo(config)
+
+    @kopf.on.startup(registry=found)
+    async def startup(settings: kopf.OperatorSettings, **indexes: Any) -> None:
+        settings.posting.enabled = False
+        settings.watching.server_timeout = 600
+        settings.networking.request_timeout = 60
+        settings.persistence.finalizer = f"{GROUP}/kopf"
+        settings.background.cancellation_polling = 5
+        memo.view.pods = indexes["pods"]
+        memo.view.nodes = indexes["nodes"]
+        memo.view.quotas = indexes["quotas"]
+        memo.view.jobs = indexes["jobs"]
+        memo.view.children = indexes["children"]
+        memo.cluster = await Cluster.connect()
+        memo.session = aiohttp.ClientSession()
+        if config.metrics_port is not None:
+            memo.metrics.serve(config.metrics_port)
+
+    @kopf.on.cleanup(registry=found)
+    async def cleanup(**_: Any) -> None:
+        tasks = [job.task for job in memo.jobs.values() if job.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if memo.session is not None:
+            await memo.session.close()
+        if memo.cluster is not None:
+            await memo.cluster.close()
+
+    @kopf.on.login(registry=found)
+    def login(**kwargs: Any) -> kopf.ConnectionInfo | None:
+        return kopf.login_with_service_account(**kwargs) or kopf.login_with_kubeconfig(**kwargs)
+
+    @kopf.on.probe(id="reconciling", registry=found)
+    def reconciling(**_: Any) -> float:
+        now = time.monotonic()
+        silence_s = max((now - job.last_pass_s for job in memo.jobs.values()), default=0.0)
+        if silence_s > LONGEST_SILENCE_S:
+            raise RuntimeError(f"a job had no pass for {silence_s:.0f} s")
+        return silence_s
+
+    @kopf.index("v1", "pods", id="pods", registry=found)
+    def pods(body: kopf.Body, **_: Any) -> dict[str, Json]:
+        uid = body["metadata"].get("labels", {}).get(UID_LABEL, "")
+        return {uid: fleet.trimmed(body)}
+
+    @kopf.index("v1", "nodes", id="nodes", registry=found)
+    def nodes(body: kopf.Body, name: str, **_: Any) -> dict[str, Json]:
+        status = body.get("status", {})
+        kept = {key: status[key] for key in ("allocatable", "conditions") if key in status}
+        return {name: {"metadata": dict(body["metadata"]), "spec": dict(body.get("spec", {})), "status": kept}}
+
+    @kopf.index("v1", "resourcequotas", id="quotas", registry=found)
+    def quotas(body: kopf.Body, namespace: str | None, **_: Any) -> dict[str, Json]:
+        return {namespace or "": dict(body)}
+
+    @kopf.index(GROUP, VERSION, PLURAL, id="jobs", registry=found)
+    def jobs(body: kopf.Body, uid: str, **_: Any) -> dict[str, Json]:
+        return {uid: dict(body)}
+
+    for api, plural, kind in (
+        ("apps/v1", "deployments", "Deployment"),
+        ("apps/v1", "statefulsets", "StatefulSet"),
+        ("v1", "configmaps", "ConfigMap"),
+        ("v1", "services", "Service"),
+    ):
+        _watch_children(found, memo, api, plural, kind)
+
+    @kopf.on.event(GROUP, VERSION, PLURAL, registry=found)
+    async def on_job(body: kopf.Body, namespace: str | None, name: str, uid: str, **event: Any) -> None:
+        meta = body["metadata"]
+        gone = event["type"] == "DELETED" or meta.get("deletionTimestamp") is not None
+        job = memo.jobs.get(uid)
+        if gone:
+            if job is not None and job.task is not None:
+                job.task.cancel()
+            memo.jobs.pop(uid, None)
+            memo.metrics.forget(namespace or "", name)
+            memo.wake(None)
+        elif job is None:
+            job = JobTask(namespace or "", name, uid, generation=meta.get("generation"))
+            memo.jobs[uid] = job
+            job.task = asyncio.create_task(memo.run(job), name=f"rljob {namespace}/{name}")
+        elif job.generation != meta.get("generation"):
+            job.generation = meta.get("generation")
+            job.wake.set()
+
+    @kopf.on.event("v1", "pods", labels={UID_LABEL: kopf.PRESENT}, registry=found)
+    async def on_pod(labels: Mapping[str, str], **_: Any) -> None:
+        memo.wake(labels.get(UID_LABEL))
+
+    @kopf.on.event("v1", "resourcequotas", registry=found)
+    async def on_quota(**_: Any) -> None:
+        memo.wake(None)
+
+    return found, memo
+
+
+def _watch_children(found: kopf.OperatorRegistry, memo: Memo, api: str, plural: str, kind: str) -> None:
+    """Indexes one kind of child under the common index, and wakes the job when a child changes."""
+
+    @kopf.index(api, plural, labels=MANAGED, id="children", registry=found)
+    def children(body: kopf.Body, name: str, **_: Any) -> dict[tuple[str, str, str], Json]:
+        uid = body["metadata"].get("labels", {}).get(UID_LABEL, "")
+        return {(uid, kind, name): dict(body)}
+
+    @kopf.on.event(api, plural, labels=MANAGED, id=f"on_{plural}", registry=found)
+    async def on_child(labels: Mapping[str, str], **_: Any) -> None:
+        memo.wake(labels.get(UID_LABEL))
+
+
+def run(config: Config) -> None:
+    """Runs the operator until it is told to stop."""
+    found, _ = registry(config)
+    kopf.configure(verbose=False)
+    logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
+    kopf.run(
+        registry=found,
+        standalone=True,
+        clusterwide=not config.namespaces,
+        namespaces=config.namespaces,
+        liveness_endpoint=config.liveness_endpoint,
+    )

@@ -1,0 +1,90 @@
+"""What one pass over a job has gathered and decided so far: the value that its steps hand on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from rljob_operator import gate, status
+from rljob_operator.cluster import Json
+from rljob_operator.inventory import Inventory
+from rljob_operator.rebalance import Targets
+from rljob_operator.status import Fleet, Verdict
+from rljob_planner.api.spec import RLJob, RLJobSpec
+from rljob_planner.api.status import ConditionType, RLJobStatus
+
+
+@dataclass
+class Pass:
+    """What one pass has gathered; ``now`` is the status as it will be written."""
+
+    job: RLJob
+    raw: Json
+    before: RLJobStatus
+    now: RLJobStatus
+    now_s: float
+    pods: list[Json]
+    inventory: Inventory
+    samplers: Fleet
+    trainers: Fleet
+    targets: Targets | None
+    """Replicas wished by the persisted status; None while there is no split."""
+    verdicts: dict[ConditionType, Verdict] = field(default_factory=dict)
+    said: list[tuple[str, str, str]] = field(default_factory=list)
+    """Events to post: type, reason, message."""
+    again_s: float | None = None
+    """When the next pass should run at the latest, None for the idle tick."""
+
+    @property
+    def spec(self) -> RLJobSpec:
+        """The job's spec."""
+        return self.job.spec
+
+    def update(self, **fields: Any) -> None:
+        """Changes the status to be written."""
+        self.now = self.now.model_copy(update=fields)
+
+    def soon(self, delay_s: float) -> None:
+        """Asks for the next pass within ``delay_s``."""
+        self.again_s = delay_s if self.again_s is None else min(self.again_s, delay_s)
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Namespace and name of the job, the labels of its metrics."""
+        meta = self.raw["metadata"]
+        return str(meta["namespace"]), str(meta["name"])
+
+    @property
+    def gpu_resources(self) -> frozenset[str]:
+        """The extended resources that count the job's GPUs."""
+        nodes = (self.spec.nodes, self.spec.sampler.nodes, self.spec.trainer.nodes)
+        return frozenset(each.gpu_resource for each in nodes if each is not None)
+
+    @property
+    def held_gpus(self) -> int:
+        """GPUs that the job's pods hold."""
+        return gate.held_gpus(self.pods, self.gpu_resources)
+
+    @property
+    def all_ready(self) -> bool:
+        """Whether every wished pod is ready, and there is one."""
+        wanted = self.targets
+        return (
+            wanted is not None
+            and not status.nothing_wished(wanted)
+            and self.samplers.ready >= wanted.samplers
+            and self.trainers.ready >= wanted.trainers
+        )
+
+    @property
+    def some_exist(self) -> bool:
+        """Whether any pod of the job is there, terminating ones included."""
+        return self.samplers.existing + self.trainers.existing > 0
+
+    def ready_names(self, role: str) -> frozenset[str]:
+        """Names of the pods of a role that are ready and stay."""
+        return frozenset(
+            gate.name_of(pod)
+            for pod in self.pods
+            if gate.role_of(pod) == role and gate.is_ready(pod) and not gate.is_terminating(pod)
+        )

@@ -1,0 +1,100 @@
+"""The first plan of a job: what the planner says, or the reason why there is no plan, in words for a condition. Pure but for CPU time.
+
+The planner takes a second of CPU at most; the reconcile runs these functions in a thread, and the simulation releases the
+interpreter lock.
+"""
+
+from __future__ import annotations
+
+from rljob_planner.calibrate import Calibration
+from rljob_planner.search import Plan, PlanningError, plan
+
+from rljob_operator import inventory as inventories
+from rljob_operator.inventory import Inventory
+from rljob_operator.rebalance import timestamp
+from rljob_operator.status import Verdict, rounded
+from rljob_planner.api.spec import RLJobSpec
+from rljob_planner.api.status import PlanStatus, RunTime, Spread, StalenessSummary
+from rljob_planner.split import Split
+
+
+def first_plan(spec: RLJobSpec, inventory: Inventory, calibration: Calibration | None = None) -> Plan | Verdict:
+    """A plan for a job that does not run yet, or the verdict for its ``Planned`` condition."""
+    missing = inventories.shortage(spec, inventory)
+    if missing is not None:
+        return Verdict(False, "DoesNotFit", missing)
+    try:
+        return plan(limited(spec, inventory), inventory.rooms, calibration=calibration or Calibration(), detail=False)
+    except PlanningError as error:
+        return Verdict(False, error.reason, str(error))
+
+
+def limited(spec: RLJobSpec, inventory: Inventory) -> RLJobSpec:
+    """The spec with the budget that a quota leaves and the accelerator that the nodes show, for the planner."""
+    update: dict[str, object] = {"gpus": min(spec.gpus, inventory.budget)}
+    if spec.accelerator is None and inventory.sampler_accelerator is not None:
+        update["accelerator"] = inventory.sampler_accelerator
+    return spec.model_copy(update=update)
+
+
+def planned(spec: RLJobSpec, found: Plan, inventory: Inventory) -> Verdict:
+    """The verdict for ``Planned`` when there is a plan: what was chosen, and what stands in the way of more."""
+    words = [f"{found.split.label()}: period {found.period.mean:.3g} s, bound by {found.bottleneck}"]
+    if inventory.quota is not None and inventory.quota.gpus < spec.gpus:
+        words.append(
+            f"quota {inventory.quota.name} leaves {inventory.quota.gpus} GPUs of the budget of {spec.gpus}: raise it to use them"
+        )
+    elif found.placeable_gpus < spec.gpus:
+        words.append(f"budget {spec.gpus}, placeable {found.placeable_gpus}: free or add nodes to use the rest")
+    words += inventory.notes[:3]
+    synchronous = found.synchronous_period
+    if synchronous is not None and synchronous < found.period.mean:
+        words.insert(
+            0, f"a synchronous layout would be faster ({synchronous:.3g} s a step); this is the best asynchronous one"
+        )
+        return Verdict(True, "SynchronousIsFaster", "; ".join(words))
+    return Verdict(True, "Planned", "; ".join(words))
+
+
+def plan_status(found: Plan, now_s: float) -> PlanStatus:
+    """The plan as the status keeps it."""
+
+    def number(value: float) -> float:
+        return rounded(value) or 0.0
+
+    return PlanStatus(
+        split=found.split,
+        period=Spread(
+            mean=number(found.period.mean),
+            p10=number(found.period.p10),
+            p50=number(found.period.p50),
+            p90=number(found.period.p90),
+        ),
+        staleness=StalenessSummary(
+            mean=number(found.staleness.mean), p95=number(found.staleness.p95), max=number(found.staleness.max)
+        ),
+        run_time=RunTime(
+            p10=number(found.run_time.p10), p50=number(found.run_time.p50), p90=number(found.run_time.p90)
+        ),
+        synchronous_period=rounded(found.synchronous_period),
+        bottleneck=found.bottleneck,
+        confidence=rounded(found.confidence),
+        placeable_gpus=found.placeable_gpus,
+        planned_at=timestamp(now_s),
+    )
+
+
+def violations(spec: RLJobSpec, split: Split) -> tuple[str, ...]:
+    """What the spec says that a split in force does not keep, as after an edit of the spec."""
+    found: list[str] = []
+    if split.gpus > spec.gpus:
+        found.append(f"the split uses {split.gpus} GPUs, the budget is {spec.gpus}")
+    for name, replicas, least, most in (
+        ("sampler", split.samplers.replicas, spec.sampler.min_replicas, spec.sampler.max_replicas),
+        ("trainer", split.trainers.replicas, spec.trainer.min_replicas, spec.trainer.max_replicas),
+    ):
+        if replicas < least:
+            found.append(f"{replicas} {name}s are fewer than {name}.minReplicas {least}")
+        if most is not None and replicas > most:
+            found.append(f"{replicas} {name}s are more than {name}.maxReplicas {most}")
+    return tuple(found)

@@ -1,0 +1,371 @@
+"""One level-based pass over one RLJob: observe, act on what is persisted, look, decide, report.
+
+A pass reads the RLJob from the API server, does what its status says should be done (children, layout, gates), and only
+then looks at what became of it and decides what should be done next. What it decided is written before the next pass
+acts on it. So there is no moment at which the cluster is changed by something that a restart would forget, and a pass may be
+cut off anywhere.
+
+Whatever is unknown changes nothing: a spec that can't be read, a metric that is missing, a status of another version all end
+in a condition, never in a resize.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from dataclasses import replace
+from typing import Any
+
+import aiohttp
+from pydantic import ValidationError
+from rljob_planner.search import Plan
+
+from rljob_operator import children, fleet, gate, planning, status
+from rljob_operator.actions import Actions
+from rljob_operator.cluster import RLJOBS, Cluster, ClusterError, Json
+from rljob_operator.config import Config
+from rljob_operator.inventory import take_inventory
+from rljob_operator.layout import LayoutPhase, layout_of
+from rljob_operator.lifecycle import stopping, targets_of
+from rljob_operator.metrics import OperatorMetrics
+from rljob_operator.passes import Pass
+from rljob_operator.rebalance import Targets, announced, epoch_s, timestamp
+from rljob_operator.running import Running
+from rljob_operator.status import Verdict
+from rljob_operator.view import View
+from rljob_planner.api.spec import RLJob
+from rljob_planner.api.status import (
+    ConditionType,
+    DecisionCode,
+    DecisionStatus,
+    MovePhase,
+    Phase,
+    RLJobStatus,
+)
+
+AT_ONCE_S = 0.0
+
+
+class Reconciler:
+    """The passes over one RLJob."""
+
+    def __init__(
+        self,
+        *,
+        cluster: Cluster,
+        session: aiohttp.ClientSession,
+        view: View,
+        config: Config,
+        metrics: OperatorMetrics,
+        namespace: str,
+        name: str,
+        uid: str,
+    ) -> None:
+        self._cluster = cluster
+        self._view = view
+        self._config = config
+        self._metrics = metrics
+        self._namespace = namespace
+        self._name = name
+        self._uid = uid
+        self._actions = Actions(cluster, view, uid)
+        self._running = Running(session, config, metrics)
+        self._published: dict[str, Any] | None = None
+
+    async def run_pass(self) -> float | None:
+        """Runs one pass; returns the seconds until the next at the latest, or None when the job is gone."""
+        began = time.monotonic()
+        raw = await self._cluster.get(RLJOBS, self._namespace, self._name)
+        if raw is None or raw["metadata"]["uid"] != self._uid or raw["metadata"].get("deletionTimestamp"):
+            return None
+        before = RLJobStatus.model_validate(raw.get("status") or {})
+        try:
+            job = RLJob.model_validate({key: raw[key] for key in ("apiVersion", "kind", "metadata", "spec")})
+        except ValidationError as error:
+            await self._report_invalid(raw, before, error)
+            return self._config.idle_tick_s
+        this = self._gather(job, raw, before)
+        try:
+            await self._act(this)
+            await self._look(this)
+        except ClusterError as error:
+            if not error.conflict:
+                raise
+            return AT_ONCE_S
+        await self._report(this)
+        self._metrics.reconciled(self._namespace, self._name, time.monotonic() - began)
+        if this.again_s is None:
+            return self._config.idle_tick_s
+        return min(this.again_s, self._config.idle_tick_s)
+
+    def _gather(self, job: RLJob, raw: Json, before: RLJobStatus) -> Pass:
+        pods = self._view.pods_of(self._uid)
+        samplers = self._view.child(self._uid, "Deployment", children.samplers_name(job))
+        trainers = self._view.child(self._uid, job.spec.trainer.kind.value, children.trainers_name(job))
+        now_s = time.time()
+        targets = targets_of(job.spec, before, pods, self._running.latest, (samplers, trainers), now_s)
+        inventory = take_inventory(
+            job.spec,
+            self._uid,
+            self._view.all_nodes(),
+            self._view.all_pods(),
+            self._view.quotas_of(self._namespace),
+            [*self._view.other_jobs(self._uid), raw],
+        )
+        wanted = targets or Targets(0, 0)
+        return Pass(
+            job=job,
+            raw=raw,
+            before=before,
+            now=before,
+            now_s=now_s,
+            pods=pods,
+            inventory=inventory,
+            samplers=fleet.fleet(gate.SAMPLER, wanted.samplers, pods, samplers),
+            trainers=fleet.fleet(gate.TRAINER, wanted.trainers, pods, trainers),
+            targets=targets,
+        )
+
+    async def _act(self, this: Pass) -> None:
+        """Does what the persisted status says should be done."""
+        split, move = this.before.split, this.before.rebalance
+        if split is None or this.targets is None:
+            return
+        await self._publish(this)
+        if move is not None and move.phase is MovePhase.SHRINK:
+            await self._actions.price_victims(this.pods, move.victims)
+        try:
+            edits = await self._actions.apply_children(this.job, move.to_split if move else split, this.targets)
+        except children.TemplateError as error:
+            this.verdicts[ConditionType.PLANNED] = Verdict(False, "InvalidTemplate", str(error))
+            return
+        for edit in edits:
+            this.said.append(
+                (
+                    "Warning",
+                    "ChildEdited",
+                    f"{edit} was edited by somebody else and is restored; change the RLJob instead",
+                )
+            )
+        if any(gate.is_gated(pod) and not gate.is_terminating(pod) for pod in this.pods):
+            lifted = await self._actions.lift_gates(this.job, this.targets, this.gpu_resources)
+            if lifted == 0:
+                this.soon(1.0)
+
+    async def _publish(self, this: Pass) -> None:
+        """Publishes the layout if it says something new; only then does its generation grow."""
+        split, move, targets = this.before.split, this.before.rebalance, this.targets
+        assert split is not None
+        assert targets is not None
+        live = self._latest_layout(this)
+        generation = 0 if live is None else int(live["generation"])
+        samplers = [pod for pod in this.pods if gate.role_of(pod) == gate.SAMPLER]
+        if stopping(this.spec, this.before):
+            phase, told, draining = LayoutPhase.DRAINING, targets, tuple(gate.name_of(pod) for pod in samplers)
+        elif move is None or move.phase is MovePhase.VERIFY:
+            phase, told, draining = LayoutPhase.STEADY, announced(split, move), ()
+        else:
+            present = {gate.name_of(pod) for pod in this.pods}
+            phase, told = LayoutPhase.DRAINING, announced(split, move)
+            draining = tuple(name for name in move.victims if name in present)
+        if live is not None and (phase is LayoutPhase.DRAINING or not this.all_ready):
+            # New endpoints come with the generation that ends a move or a start; until then some may only leave.
+            known = {endpoint["pod"] for endpoint in live["samplers"]["endpoints"]}
+            samplers = [pod for pod in samplers if gate.name_of(pod) in known]
+        wished = layout_of(
+            generation=generation,
+            phase=phase,
+            split=move.to_split if move else split,
+            sampler_pods=samplers,
+            trainers_replicas=told.trainers,
+            samplers_replicas=told.samplers,
+            draining=draining,
+            max_staleness=this.spec.staleness.max,
+            in_flight_cap=split.in_flight if move is None else move.to_split.in_flight,
+            rendezvous=children.rendezvous(this.job),
+        )
+        if live is not None and _same_text(wished.to_json(), live):
+            return
+        generation = max(generation, this.before.layout_generation) + 1
+        text = replace(wished, generation=generation).to_json()
+        await self._actions.publish_layout(this.job, text, generation, this.pods)
+        self._published = _parsed(text)
+
+    def _latest_layout(self, this: Pass) -> dict[str, Any] | None:
+        """The newest layout that is known: the view may lag behind what this process wrote."""
+        live = self._actions.published(this.job)
+        candidates = [layout for layout in (live, self._published) if layout is not None]
+        if live is None and self._view.child(self._uid, "ConfigMap", children.layout_name(this.job)) is None:
+            # Deleted by somebody, or not seen yet: writing it again is right in both cases.
+            self._published = None
+            return None
+        return max((dict(layout) for layout in candidates), key=lambda layout: int(layout["generation"]), default=None)
+
+    async def _look(self, this: Pass) -> None:
+        """Looks at what became of it and decides what should be done next."""
+        layout = self._latest_layout(this)
+        if layout is not None:
+            this.update(layout_generation=max(this.before.layout_generation, int(layout["generation"])))
+        if this.before.phase is Phase.COMPLETE:
+            this.verdicts[ConditionType.READY] = Verdict(False, "Complete", "the run has reached its last step")
+            if this.some_exist:
+                await self._running.watch_drain(this)
+            return
+        if this.before.split is None:
+            await self._plan_first(this)
+            return
+        if this.spec.suspend:
+            this.verdicts[ConditionType.READY] = Verdict(
+                False, "Suspended", "spec.suspend is true: set it to false to resume"
+            )
+            if this.before.rebalance is not None:
+                this.update(rebalance=None, split=this.before.rebalance.from_split)
+            if this.some_exist:
+                await self._running.watch_drain(this)
+            return
+        await self._running.look(this, self._published_generation(this))
+
+    def _published_generation(self, this: Pass) -> int:
+        layout = self._latest_layout(this)
+        return 0 if layout is None else int(layout["generation"])
+
+    async def _plan_first(self, this: Pass) -> None:
+        found = await asyncio.to_thread(planning.first_plan, this.spec, this.inventory)
+        if isinstance(found, Verdict):
+            this.verdicts[ConditionType.PLANNED] = found
+            return
+        refusal = await self._refusal(this, found)
+        if refusal is not None:
+            this.verdicts[ConditionType.PLANNED] = refusal
+            return
+        verdict = planning.planned(this.spec, found, this.inventory)
+        this.verdicts[ConditionType.PLANNED] = verdict
+        plan = planning.plan_status(found, this.now_s)
+        if this.spec.suspend:
+            if this.before.plan is None or this.before.plan.split != found.split:
+                this.update(plan=plan)
+            return
+        decision = DecisionStatus(
+            at=timestamp(this.now_s),
+            code=DecisionCode.INITIAL_PLAN,
+            message=verdict.message,
+            to_split=found.split,
+        )
+        this.update(plan=plan, split=found.split, decisions=status.remember(this.before.decisions, decision))
+        this.said.append(("Normal", "InitialPlan", verdict.message))
+        for note in children.template_notes(this.job, found.split):
+            this.said.append(("Normal", "TemplateAdjusted", note))
+        this.soon(AT_ONCE_S)
+
+    async def _refusal(self, this: Pass, found: Plan) -> Verdict | None:
+        try:
+            refusal = await self._actions.try_pods(this.job, found.split)
+        except children.TemplateError as error:
+            return Verdict(False, "InvalidTemplate", str(error))
+        if refusal is None:
+            return None
+        if "exceeded quota" in refusal.message:
+            return Verdict(
+                False, "QuotaExceeded", f"{refusal.message}: raise the quota, or free what uses it; nothing was created"
+            )
+        return Verdict(
+            False,
+            "InvalidTemplate",
+            f"a pod made from the template is refused: {refusal.message}; correct the template, nothing was created",
+        )
+
+    async def _report_invalid(self, raw: Json, before: RLJobStatus, error: ValidationError) -> None:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        verdict = Verdict(
+            False, "InvalidSpec", f"{where}: {first['msg']}; the job is left as it is until the spec is corrected"
+        )
+        now = before.model_copy(
+            update={
+                "conditions": status.conditions(
+                    before.conditions,
+                    {ConditionType.PLANNED: verdict},
+                    generation=raw["metadata"]["generation"],
+                    now_s=time.time(),
+                ),
+                "observed_generation": raw["metadata"]["generation"],
+            }
+        )
+        if now != before:
+            await self._write(raw, now)
+
+    async def _report(self, this: Pass) -> None:
+        """Completes the conditions and writes the status if it says something new; then posts events."""
+        move, held = this.now.rebalance, this.held_gpus
+        if this.now.split is not None:
+            this.verdicts.setdefault(
+                ConditionType.SCHEDULED, status.scheduled(this.samplers, this.trainers, this.spec.gpus, held)
+            )
+            this.verdicts.setdefault(ConditionType.READY, status.ready(this.samplers, this.trainers))
+            this.verdicts[ConditionType.REBALANCING] = status.rebalancing(move)
+            calibration = this.now.calibration
+            this.verdicts[ConditionType.DEGRADED] = status.degraded(
+                this.samplers,
+                this.trainers,
+                move,
+                pegged=calibration is not None and calibration.pegged,
+                overdue=move is not None and this.now_s > epoch_s(move.deadline),
+            )
+        generation = int(this.raw["metadata"]["generation"])
+        planned = this.verdicts.get(ConditionType.PLANNED)
+        phase = status.phase_of(
+            previous=this.before.phase,
+            planned=this.now.split is not None and (planned is None or planned.status is not False),
+            suspended=this.spec.suspend,
+            move=move,
+            all_ready=this.all_ready,
+            children_exist=this.some_exist,
+            complete=this.now.phase is Phase.COMPLETE,
+        )
+        this.update(
+            phase=phase,
+            observed_generation=generation,
+            conditions=status.conditions(
+                this.before.conditions, this.verdicts, generation=generation, now_s=this.now_s
+            ),
+            samplers=None if this.now.split is None else this.samplers.column(),
+            trainers=None if this.now.split is None else this.trainers.column(),
+        )
+        if this.now != this.before:
+            await self._write(this.raw, this.now)
+        self._measure(this, held)
+        for condition in status.changed(this.before.conditions, this.now.conditions):
+            bad = condition.status != ("False" if condition.type in _BAD_WHEN_TRUE else "True")
+            this.said.append(("Warning" if bad else "Normal", f"{condition.type}{condition.reason}", condition.message))
+        for kind, reason, message in this.said:
+            await self._actions.say(this.job, kind, reason, message, now_s=this.now_s)
+
+    def _measure(self, this: Pass, held: int) -> None:
+        """Brings the operator's own metrics of the job up to date."""
+        now, key = this.now, this.key
+        self._metrics.held(*key, budget=this.spec.gpus, held=held)
+        self._metrics.move_phase(*key, None if now.rebalance is None else now.rebalance.phase)
+        self._metrics.periods(
+            *key,
+            predicted_s=None if now.plan is None else now.plan.period.mean,
+            observed_s=None if now.observed is None else now.observed.period_seconds,
+        )
+        self._metrics.calibration(*key, now.calibration)
+        known = [c.status == "True" for c in now.conditions if c.type is ConditionType.METRICS_AVAILABLE]
+        self._metrics.metrics_available(*key, any(known))
+
+    async def _write(self, raw: Json, now: RLJobStatus) -> None:
+        body = {**raw, "status": now.model_dump(mode="json", by_alias=True, exclude_none=True)}
+        await self._cluster.put_status(RLJOBS, self._namespace, self._name, body)
+
+
+_BAD_WHEN_TRUE = frozenset({ConditionType.DEGRADED, ConditionType.REBALANCING})
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    return dict(json.loads(text))
+
+
+def _same_text(text: str, live: dict[str, Any]) -> bool:
+    return _parsed(text) == live

@@ -1,0 +1,67 @@
+"""What the operator has seen of the cluster: kopf's indexes, read as plain collections.
+
+The indexes are filled before the first handler runs and follow the watches afterwards, so a pass reads them without a request.
+They may lag behind the API server by a moment. What must not rest on a lagging view (lifting a budget gate) reads
+the API server itself; everything else is level-based and corrects itself at the next event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from rljob_operator.cluster import Json
+
+
+class Index(Protocol):
+    """The part of kopf's index that is used: a read-only mapping of keys to the values under it."""
+
+    def values(self) -> Iterable[Iterable[Json]]:
+        """The values under all keys."""
+
+    def get(self, key: Any, default: Any = None, /) -> Any:
+        """The values under a key."""
+
+
+_EMPTY: Mapping[str, Any] = {}
+
+
+@dataclass
+class View:
+    """The indexes, once kopf has handed them out."""
+
+    pods: Any = field(default_factory=lambda: _EMPTY)
+    """Pods (trimmed) by the uid of the RLJob that they belong to, empty string for pods of others."""
+    nodes: Any = field(default_factory=lambda: _EMPTY)
+    """Nodes by name."""
+    quotas: Any = field(default_factory=lambda: _EMPTY)
+    """ResourceQuotas by namespace."""
+    jobs: Any = field(default_factory=lambda: _EMPTY)
+    """RLJobs by uid."""
+    children: Any = field(default_factory=lambda: _EMPTY)
+    """Deployments, StatefulSets, Services and ConfigMaps of the operator by (job uid, kind, name)."""
+
+    def all_pods(self) -> list[Json]:
+        """All pods of the cluster."""
+        return [pod for store in self.pods.values() for pod in store]
+
+    def pods_of(self, uid: str) -> list[Json]:
+        """The pods of a job, by name."""
+        return sorted(self.pods.get(uid, ()), key=lambda pod: pod["metadata"]["name"])
+
+    def all_nodes(self) -> list[Json]:
+        """All nodes."""
+        return [node for store in self.nodes.values() for node in store]
+
+    def quotas_of(self, namespace: str) -> list[Json]:
+        """The quotas of a namespace."""
+        return list(self.quotas.get(namespace, ()))
+
+    def other_jobs(self, uid: str) -> list[Json]:
+        """All RLJobs but one."""
+        return [job for store in self.jobs.values() for job in store if job["metadata"]["uid"] != uid]
+
+    def child(self, uid: str, kind: str, name: str) -> Json | None:
+        """A child of a job, None if it is not there (yet)."""
+        return next(iter(self.children.get((uid, kind, name), ())), None)
