@@ -1,0 +1,62 @@
+# Two commands do everything on a machine with Python, Go and make: `make demo` and `make test`.
+# What they need is installed into .venv, and the control plane is built once into the user's cache.
+
+PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 python3.11,$(shell $(name) -c 'import sys; print("$(name)" if sys.version_info >= (3, 11) else "")' 2>/dev/null)))
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+OTHER_PYTHONS := python3.11 python3.12 python3.13 python3.14
+FAST_TESTS := tests/unit tests/planner tests/operator
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-fast test-pythons lint format generate clean
+
+help: ## Say what can be made
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | while IFS='|' read -r name text; do printf '  make %-13s %s\n' "$$name" "$$text"; done
+
+setup: $(STAMP) ## Install everything into .venv, with the rljob command
+
+$(STAMP): pyproject.toml runtime/pyproject.toml
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed: install it, or name it with make PYTHON=/path/to/python3"; exit 1; }
+	@echo "Installing into $(VENV) with $$($(PYTHON) --version)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
+	@$(BIN)/python -m pip install --quiet --editable '.[operator]' --editable ./runtime --group dev
+	@touch $(STAMP)
+
+demo: setup ## Run the main job: plan, deploy and rebalance a 64-GPU job on a local control plane
+	@$(BIN)/python -m dev.demo
+
+test: setup ## Run all tests, those against the local control plane included
+	@$(BIN)/python -m pytest
+
+test-fast: setup ## Run the tests that need no control plane
+	@$(BIN)/python -m pytest $(FAST_TESTS)
+
+test-pythons: ## Run the tests that need no control plane on every supported Python that is there
+	@for python in $(OTHER_PYTHONS); do \
+	  $$python -c 'pass' 2>/dev/null || { echo "$$python is not here"; continue; }; \
+	  venv=$(VENV)-$${python#python}; \
+	  test -x $$venv/bin/python || $$python -m venv $$venv; \
+	  $$venv/bin/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1' && \
+	  $$venv/bin/python -m pip install --quiet --editable '.[operator]' --editable ./runtime --group dev && \
+	  $$venv/bin/python -m pytest -q $(FAST_TESTS) || exit 1; \
+	done
+
+lint: setup ## Check style, types and the directions of imports
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy planner/rljob_planner operator/rljob_operator runtime/rljob_runtime dev
+	@$(BIN)/lint-imports
+
+format: setup ## Format the code
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+generate: setup ## Write the files that are generated from the models: CRD and JSON Schemas
+	@$(BIN)/python -m dev.crds
+	@$(BIN)/python -m dev.schemas
+
+clean: ## Remove what make has made here (the cache with the control plane stays)
+	@rm -rf $(VENV) $(VENV)-* .demo build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
