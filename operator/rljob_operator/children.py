@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rljob_operator.drift import edited_fields, stamped, workload_differs
-from rljob_operator.eligibility import template_of
 from rljob_operator.gate import ROLE_LABEL, SAMPLER, TRAINER, UID_LABEL
 from rljob_operator.layout import DEFAULT_PORT, LAYOUT_FILE, first_port
 from rljob_operator.template import TemplateError, labels_of, pod_template, template_notes
@@ -192,9 +191,6 @@ def _checked_template(job: RLJob, role: str, split: Split) -> dict[str, Any]:
             f"metadata.name {name!r} can't name Services and StatefulSets: write at most {_LONGEST_NAME} lower-case letters, "
             f"digits and dashes, a letter first"
         )
-    template = template_of(job.spec, role)
-    if not isinstance(template, Mapping):
-        raise TemplateError(f"spec.{role}.template is not an object: write a PodTemplateSpec")
     return pod_template(job, role, split)
 
 
@@ -207,9 +203,7 @@ def _service_port(port: int, name: str) -> dict[str, Any]:
     return {"name": name, "port": port, "targetPort": port, "protocol": "TCP"}
 
 
-def _stamped(
-    job: RLJob, role: str, api_version: str, kind: str, name: str, body: Mapping[str, Any]
-) -> dict[str, Any]:
+def _stamped(job: RLJob, role: str, api_version: str, kind: str, name: str, body: Mapping[str, Any]) -> dict[str, Any]:
     return stamped({**_head(job, role, api_version, kind, name), **body})
 
 

@@ -13,27 +13,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from rljob_operator.eligibility import (
-    PRODUCT_LABEL,
-    gpu_resources,
-    is_node_ready,
-    nodes_of,
-    selects,
-    template_of,
-    untolerated_taints,
-)
-from rljob_operator.gate import SAMPLER, TRAINER, UID_LABEL, Pod, is_gated, is_terminal, natural, pod_gpus, role_of
-from rljob_operator.quantity import QuantityError, whole
+from rljob_operator.eligibility import gpu_resources, nodes_of, selects, template_of, tolerations_of
+from rljob_operator.gate import SAMPLER, TRAINER, UID_LABEL, Pod, is_gated, is_terminal, pod_gpus
+from rljob_operator.quantity import QuantityError
 from rljob_operator.quota import QuotaRoom, quota_rooms
 from rljob_operator.reservation import Claim, claims_of, older_jobs
+from rljob_operator.survey import Notes, Site, survey
 from rljob_planner.api.spec import RLJobSpec
 from rljob_planner.placement import Room
 
+__all__ = ["Inventory", "QuotaRoom", "shortage", "take_inventory"]
+
 _ROLES = (SAMPLER, TRAINER)
-_NAMED = 5
 
 
 @dataclass(frozen=True)
@@ -65,59 +59,6 @@ class Inventory:
         return min(self.budget, sum(room.free_gpus for room in self.rooms))
 
 
-@dataclass
-class _Site:
-    """A node under survey, for one resource."""
-
-    node: Mapping[str, Any]
-    name: str
-    resource: str
-    allocatable: int
-    own: list[Pod]
-    others: list[Pod]
-    matching: tuple[str, ...]
-    open_to: tuple[str, ...] = ()
-    keeps: bool = True
-    reserved: int = 0
-
-    @property
-    def own_gpus(self) -> int:
-        return sum(pod_gpus(p, self.resource) for p in self.own)
-
-    @property
-    def others_gpus(self) -> int:
-        return sum(pod_gpus(p, self.resource) for p in self.others)
-
-    @property
-    def unclaimed(self) -> int:
-        return max(0, self.allocatable - self.others_gpus - self.own_gpus - self.reserved)
-
-    @property
-    def product(self) -> str | None:
-        labels = (self.node.get("metadata") or {}).get("labels") or {}
-        return labels.get(PRODUCT_LABEL) or None
-
-
-@dataclass
-class _Notes:
-    """Notes under way: nodes are collected by what is the matter with them, so that 300 cordoned nodes make one sentence."""
-
-    nodes: dict[tuple[str, str], list[str]] = field(default_factory=dict)
-    other: list[str] = field(default_factory=list)
-
-    def node(self, name: str, is_so: str, are_so: str) -> None:
-        names = self.nodes.setdefault((is_so, are_so), [])
-        if name not in names:
-            names.append(name)
-
-    def sentences(self) -> tuple[str, ...]:
-        about_nodes = [
-            f"node {names[0]} {is_so}" if len(names) == 1 else f"nodes {_listed(names)} {are_so}"
-            for (is_so, are_so), names in self.nodes.items()
-        ]
-        return tuple(dict.fromkeys([*about_nodes, *self.other]))
-
-
 def take_inventory(
     spec: RLJobSpec,
     uid: str,
@@ -138,8 +79,9 @@ def take_inventory(
     pods = tuple(pods)
     own = [p for p in pods if _uid_label(p) == uid]
     others = [p for p in pods if _uid_label(p) != uid]
-    notes = _Notes()
-    sites = [site for node in sorted(nodes, key=_node_order) for site in _survey(spec, node, own, others, notes)]
+    notes = Notes()
+    spec = _readable(spec, notes)
+    sites = survey(spec, nodes, own, others, notes)
     older = older_jobs(other_jobs, uid)
     for job in older:
         claims, about = claims_of(job, others)
@@ -148,7 +90,7 @@ def take_inventory(
             _reserve(claim, sites)
     resources = gpu_resources(spec)
     _note_waiting(others, {str(job["metadata"].get("uid")) for job in older}, resources, notes)
-    _note_unchecked(spec, notes)
+    _note_unchecked(spec, _ROLES, notes)
     rooms_under, about_quotas = quota_rooms(
         quotas, templates={r: template_of(spec, r) for r in _ROLES}, resources=resources, own=own, others=others
     )
@@ -156,7 +98,7 @@ def take_inventory(
     quota = min(rooms_under, key=lambda room: room.gpus, default=None)
     accelerators = {role: _accelerator(spec, role, sites, notes) for role in _ROLES}
     return Inventory(
-        rooms=tuple(room for room in map(_room, sites) if room is not None),
+        rooms=tuple(room for site in sites if (room := site.room()) is not None),
         matching_nodes=len({site.name for site in sites}),
         quota=quota,
         budget=spec.gpus if quota is None else min(spec.gpus, quota.gpus),
@@ -195,80 +137,22 @@ def shortage(spec: RLJobSpec, inventory: Inventory) -> str | None:
     return f"{asks}; {_what_is_free(spec, inventory, trainers, trainer_width)}"
 
 
-def _survey(
-    spec: RLJobSpec, node: Mapping[str, Any], own: Sequence[Pod], others: Sequence[Pod], notes: _Notes
-) -> list[_Site]:
-    name = str((node.get("metadata") or {}).get("name", ""))
-    sites = []
-    for resource in sorted(gpu_resources(spec)):
-        roles = [r for r in _ROLES if nodes_of(spec, r).gpu_resource == resource and selects(spec, r, node)]
-        status = node.get("status") or {}
-        has_gpus = any(resource in (status.get(kind) or {}) for kind in ("allocatable", "capacity"))
-        # Without a selector every CPU node matches; only where somebody asked for the node is its lack of GPUs news.
-        if not roles or not (has_gpus or any(nodes_of(spec, r).selector for r in roles)):
-            continue
+def _readable(spec: RLJobSpec, notes: Notes) -> RLJobSpec:
+    """The spec without templates that can't be read: they are reported where the children are made, not here."""
+    for role in _ROLES:
         try:
-            site = _Site(
-                node=node,
-                name=name,
-                resource=resource,
-                allocatable=whole((status.get("allocatable") or {}).get(resource, 0)),
-                own=_bound(own, name),
-                others=_bound(others, name),
-                matching=tuple(roles),
-            )
-            site.own_gpus, site.others_gpus  # noqa: B018  (an unreadable request must surface here)
-        except QuantityError as error:
-            site = _Site(node, name, resource, 0, [], [], tuple(roles))
-            notes.other.append(f"node {name} is left out, since its GPUs can't be counted: {error}")
-        else:
-            if site.allocatable == 0:
-                notes.node(name, f"has no allocatable {resource}", f"have no allocatable {resource}")
-        _open(spec, site, notes)
-        sites.append(site)
-    return sites
+            selects(spec, role, {})
+            tolerations_of(spec, role)
+            pod_gpus(template_of(spec, role), gpu_resources(spec))
+            _note_unchecked(spec, (role,), Notes())
+        except (AttributeError, KeyError, TypeError, ValueError):
+            notes.other.append(f"spec.{role}.template can't be read, so its own demands on nodes are left out")
+            side = getattr(spec, role).model_copy(update={"template": {}})
+            spec = spec.model_copy(update={role: side})
+    return spec
 
 
-def _open(spec: RLJobSpec, site: _Site, notes: _Notes) -> None:
-    """Find out which roles' new pods the node takes, and whether the job's pods there may stay."""
-    if (site.node.get("metadata") or {}).get("deletionTimestamp"):
-        site.keeps = False
-        notes.node(site.name, "is being deleted", "are being deleted")
-        return
-    if not is_node_ready(site.node):
-        site.keeps = False
-        notes.node(site.name, "is not ready", "are not ready")
-        return
-    if (site.node.get("spec") or {}).get("unschedulable"):
-        notes.node(site.name, "is cordoned", "are cordoned")
-        return
-    open_to = []
-    for role in site.matching:
-        taints = untolerated_taints(spec, role, site.node)
-        if not taints:
-            open_to.append(role)
-        for taint in taints:
-            why = f"the taint {taint}, which {role} pods don't tolerate (add it to nodes.tolerations to use {{}})"
-            notes.node(site.name, f"has {why.format('it')}", f"have {why.format('them')}")
-        if any(taint.endswith(":NoExecute") for taint in taints):
-            site.keeps = False
-    site.open_to = tuple(open_to)
-
-
-def _room(site: _Site) -> Room | None:
-    roles: Iterable[str] = site.open_to
-    free = max(0, site.allocatable - site.others_gpus - site.reserved)
-    if not site.open_to:
-        roles = {role_of(p) for p in site.own}
-        free = min(free, site.own_gpus) if site.keeps else 0
-    if not free:
-        return None
-    return Room(
-        node=site.name, free_gpus=free, accelerator=site.product, samplers=SAMPLER in roles, trainers=TRAINER in roles
-    )
-
-
-def _reserve(claim: Claim, sites: Sequence[_Site]) -> None:
+def _reserve(claim: Claim, sites: Sequence[Site]) -> None:
     usable = [s for s in sites if s.resource == claim.resource and s.open_to and claim.allows(s.node)]
     for _ in range(claim.replicas):
         site = max(usable, key=lambda s: s.unclaimed, default=None)
@@ -278,7 +162,7 @@ def _reserve(claim: Claim, sites: Sequence[_Site]) -> None:
         site.reserved += claim.gpus_per_replica
 
 
-def _accelerator(spec: RLJobSpec, role: str, sites: Sequence[_Site], notes: _Notes) -> str | None:
+def _accelerator(spec: RLJobSpec, role: str, sites: Sequence[Site], notes: Notes) -> str | None:
     if spec.accelerator is not None:
         return spec.accelerator
     candidates = [s for s in sites if role in s.open_to] or [s for s in sites if role in s.matching]
@@ -296,7 +180,7 @@ def _accelerator(spec: RLJobSpec, role: str, sites: Sequence[_Site], notes: _Not
     return ranked[0] if ranked else None
 
 
-def _note_waiting(others: Sequence[Pod], reserving: set[str], resources: Iterable[str], notes: _Notes) -> None:
+def _note_waiting(others: Sequence[Pod], reserving: set[str], resources: Iterable[str], notes: Notes) -> None:
     waiting = 0
     gpus = 0
     claims = 0
@@ -324,8 +208,8 @@ def _note_waiting(others: Sequence[Pod], reserving: set[str], resources: Iterabl
         notes.other.append(f"{pods} resource claims; GPUs given by claims are not counted")
 
 
-def _note_unchecked(spec: RLJobSpec, notes: _Notes) -> None:
-    for role in _ROLES:
+def _note_unchecked(spec: RLJobSpec, roles: Iterable[str], notes: Notes) -> None:
+    for role in roles:
         pod_spec = template_of(spec, role).get("spec") or {}
         affinity = pod_spec.get("affinity") or {}
         rules = [
@@ -336,7 +220,9 @@ def _note_unchecked(spec: RLJobSpec, notes: _Notes) -> None:
         if any(c.get("whenUnsatisfiable") != "ScheduleAnyway" for c in pod_spec.get("topologySpreadConstraints") or ()):
             rules.append("topologySpreadConstraints")
         if rules:
-            notes.other.append(f"the plan does not check {' and '.join(rules)} of spec.{role}.template; fewer pods may fit")
+            notes.other.append(
+                f"the plan does not check {' and '.join(rules)} of spec.{role}.template; fewer pods may fit"
+            )
 
 
 def _most_samplers(rooms: Sequence[Room], trainers: int, trainer_width: int, sampler_width: int) -> int | None:
@@ -374,8 +260,8 @@ def _what_is_free(spec: RLJobSpec, inventory: Inventory, trainers: int, trainer_
         )
     free = sum(room.free_gpus for room in inventory.rooms)
     widths = {
-        role: max((r.free_gpus for r in inventory.rooms if allowed(r)), default=0)
-        for role, allowed in ((TRAINER, lambda r: r.trainers), (SAMPLER, lambda r: r.samplers))
+        TRAINER: max((room.free_gpus for room in inventory.rooms if room.trainers), default=0),
+        SAMPLER: max((room.free_gpus for room in inventory.rooms if room.samplers), default=0),
     }
     sampler_width = spec.sampler.gpus_per_replica or 1
     for role, width in ((TRAINER, trainer_width), (SAMPLER, sampler_width)):
@@ -386,9 +272,7 @@ def _what_is_free(spec: RLJobSpec, inventory: Inventory, trainers: int, trainer_
             )
     fitting = sum(room.free_gpus // trainer_width for room in inventory.rooms if room.trainers)
     if fitting < trainers:
-        return (
-            f"free nodes hold {fitting} of the {trainers} trainers: free GPUs, lower spec.trainer.minReplicas, or add nodes"
-        )
+        return f"free nodes hold {fitting} of the {trainers} trainers: free GPUs, lower spec.trainer.minReplicas, or add nodes"
     return (
         f"beside the trainers the {free} free GPUs on {len(inventory.rooms)} nodes don't hold the samplers: free GPUs, "
         f"lower spec.sampler.minReplicas, or add nodes"
@@ -400,19 +284,5 @@ def _fleet(replicas: int, role: str, width: int) -> str:
     return f"{replicas} {role}{'' if replicas == 1 else 's'} of {gpus}"
 
 
-def _bound(pods: Iterable[Pod], node: str) -> list[Pod]:
-    return [p for p in pods if (p.get("spec") or {}).get("nodeName") == node and not is_terminal(p)]
-
-
 def _uid_label(pod: Pod) -> str:
     return str(((pod.get("metadata") or {}).get("labels") or {}).get(UID_LABEL, ""))
-
-
-def _node_order(node: Mapping[str, Any]) -> tuple[str | int, ...]:
-    return natural(str((node.get("metadata") or {}).get("name", "")))
-
-
-def _listed(names: Sequence[str]) -> str:
-    if len(names) > _NAMED:
-        return f"{', '.join(names[:_NAMED])} and {len(names) - _NAMED} more"
-    return f"{', '.join(names[:-1])} and {names[-1]}"

@@ -1,0 +1,148 @@
+"""What ResourceQuotas leave to a job.
+
+A pod that a quota refuses is never created, and its ReplicaSet retries in silence; so the quota is part of the budget before
+anything is planned. Every quota of the namespace that covers the job's pods counts, and the smallest wins. A quota counts a
+pod when it is created, gated or not, and until it is terminal or gone; so does this module when it gives the job's own usage
+back to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rljob_operator.gate import Pod, is_terminal, pod_gpus
+from rljob_operator.quantity import QuantityError, whole
+
+
+@dataclass(frozen=True)
+class QuotaRoom:
+    """What a ResourceQuota leaves to a job."""
+
+    name: str
+    """The quota's name."""
+    gpus: int
+    """GPUs that the job may hold under this quota, its own usage included."""
+
+
+def quota_rooms(
+    quotas: Iterable[Mapping[str, Any]],
+    *,
+    templates: Mapping[str, Mapping[str, Any]],
+    resources: Iterable[str],
+    own: Sequence[Pod],
+    others: Sequence[Pod],
+) -> tuple[tuple[QuotaRoom, ...], tuple[str, ...]]:
+    """What each quota leaves to the job, and notes for people.
+
+    ``quotas`` are those of the job's namespace, ``templates`` the pod template of each role, ``resources`` the extended
+    resources that count GPUs, ``own`` the job's pods and ``others`` all other pods of the cluster. A quota that covers only
+    one role bounds the whole job here, which is safe, and a note says so; so does a scope that is not known.
+
+    The room is ``hard`` less what others use. That is the smaller of two readings: ``used`` less the job's own pods, and the
+    others' pods of the namespace. ``used`` alone lags behind a pod that has just gone, and the budget would dip in every
+    move.
+    """
+    rooms: list[QuotaRoom] = []
+    notes: list[str] = []
+    for quota in quotas:
+        name = str((quota.get("metadata") or {}).get("name", ""))
+        covered = {role: covers(quota, template.get("spec") or {}) for role, template in templates.items()}
+        hard = (quota.get("status") or {}).get("hard") or (quota.get("spec") or {}).get("hard") or {}
+        keys = [(r, f"requests.{r}") for r in sorted(set(resources)) if f"requests.{r}" in hard]
+        if not keys or all(answer is False for answer in covered.values()):
+            continue
+        if any(answer is None for answer in covered.values()):
+            notes.append(
+                f"quota {name} has a scope that the operator doesn't know, and is taken to cover the job's pods"
+            )
+        elif not all(covered.values()):
+            roles = ", ".join(role for role, answer in covered.items() if answer)
+            notes.append(f"quota {name} covers only {roles} pods, and is taken to bound the whole job")
+        for resource, key in keys:
+            try:
+                gpus, note = _room(quota, resource, key, whole(hard[key]), own, others)
+            except QuantityError as error:
+                gpus, note = 0, f"quota {name}: {key} can't be read ({error}), so nothing is promised under it"
+            rooms.append(QuotaRoom(name, gpus))
+            if note:
+                notes.append(note)
+    return tuple(rooms), tuple(notes)
+
+
+def covers(quota: Mapping[str, Any], pod_spec: Mapping[str, Any]) -> bool | None:
+    """Whether a quota's scopes cover a pod; None if one of them is not known and the others do."""
+    spec = quota.get("spec") or {}
+    answers = [_in_scope(str(scope), {"operator": "Exists"}, pod_spec) for scope in spec.get("scopes") or ()]
+    for expression in (spec.get("scopeSelector") or {}).get("matchExpressions") or ():
+        answers.append(_in_scope(str(expression.get("scopeName")), expression, pod_spec))
+    if any(answer is False for answer in answers):
+        return False
+    return None if any(answer is None for answer in answers) else True
+
+
+def _room(
+    quota: Mapping[str, Any], resource: str, key: str, hard: int, own: Sequence[Pod], others: Sequence[Pod]
+) -> tuple[int, str]:
+    metadata = quota.get("metadata") or {}
+    own_gpus = _counted(quota, own, resource)
+    used = ((quota.get("status") or {}).get("used") or {}).get(key)
+    if used is None:
+        # Until its controller has counted, the API server admits no pod under the quota.
+        note = f"quota {metadata.get('name')} has not reported its usage yet, so nothing more is promised under it"
+        return min(hard, own_gpus), note
+    taken = max(0, whole(used) - own_gpus)
+    if metadata.get("namespace"):
+        neighbours = [p for p in others if (p.get("metadata") or {}).get("namespace") == metadata["namespace"]]
+        taken = min(taken, _counted(quota, neighbours, resource))
+    return max(0, hard - taken), ""
+
+
+def _counted(quota: Mapping[str, Any], pods: Iterable[Pod], resource: str) -> int:
+    return sum(
+        pod_gpus(pod, resource)
+        for pod in pods
+        if not is_terminal(pod) and covers(quota, pod.get("spec") or {}) is not False
+    )
+
+
+def _in_scope(scope: str, expression: Mapping[str, Any], pod_spec: Mapping[str, Any]) -> bool | None:
+    match scope:
+        case "Terminating":
+            return pod_spec.get("activeDeadlineSeconds") is not None
+        case "NotTerminating":
+            return pod_spec.get("activeDeadlineSeconds") is None
+        case "BestEffort":
+            return _is_best_effort(pod_spec)
+        case "NotBestEffort":
+            return not _is_best_effort(pod_spec)
+        case "PriorityClass":
+            return _matches_class(expression, str(pod_spec.get("priorityClassName") or ""))
+        case _:
+            return None
+
+
+def _matches_class(expression: Mapping[str, Any], priority_class: str) -> bool | None:
+    values = expression.get("values") or ()
+    match expression.get("operator"):
+        case "In":
+            return priority_class in values
+        case "NotIn":
+            return priority_class not in values
+        case "Exists":
+            return priority_class != ""
+        case "DoesNotExist":
+            return priority_class == ""
+        case _:
+            return None
+
+
+def _is_best_effort(pod_spec: Mapping[str, Any]) -> bool:
+    containers = [*(pod_spec.get("containers") or ()), *(pod_spec.get("initContainers") or ()), pod_spec]
+    for container in containers:
+        resources = container.get("resources") or {}
+        for kind in ("requests", "limits"):
+            if any(name in ("cpu", "memory") for name in resources.get(kind) or {}):
+                return False
+    return True

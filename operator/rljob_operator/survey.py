@@ -1,0 +1,201 @@
+"""One look at one node: what it has, who holds it, and which of the job's pods it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rljob_operator.eligibility import (
+    PRODUCT_LABEL,
+    gpu_resources,
+    is_node_ready,
+    nodes_of,
+    selects,
+    untolerated_taints,
+)
+from rljob_operator.gate import SAMPLER, TRAINER, Pod, is_terminal, natural, pod_gpus, role_of
+from rljob_operator.quantity import QuantityError, whole
+from rljob_planner.api.spec import RLJobSpec
+from rljob_planner.placement import Room
+
+_ROLES = (SAMPLER, TRAINER)
+_NAMED = 5
+
+
+@dataclass
+class Notes:
+    """Notes under way: nodes are collected by what is the matter with them, so that 300 cordoned nodes make one sentence."""
+
+    nodes: dict[tuple[str, str], list[str]] = field(default_factory=dict)
+    """Names of nodes by what is said of one and of several."""
+    other: list[str] = field(default_factory=list)
+    """Sentences about anything else."""
+
+    def node(self, name: str, is_so: str, are_so: str) -> None:
+        """Note something of a node, in the words for one node and for several."""
+        names = self.nodes.setdefault((is_so, are_so), [])
+        if name not in names:
+            names.append(name)
+
+    def sentences(self) -> tuple[str, ...]:
+        """All notes, those about nodes first, each once."""
+        about_nodes = [
+            f"node {names[0]} {is_so}" if len(names) == 1 else f"nodes {_listed(names)} {are_so}"
+            for (is_so, are_so), names in self.nodes.items()
+        ]
+        return tuple(dict.fromkeys([*about_nodes, *self.other]))
+
+
+@dataclass
+class Site:
+    """A node that a selector of the job allows, looked at for one resource."""
+
+    node: Mapping[str, Any]
+    """The node as the API server returns it."""
+    resource: str
+    """The extended resource that is counted."""
+    allocatable: int
+    """GPUs that the node offers."""
+    own_gpus: int
+    """GPUs that the job's own pods hold there."""
+    others_gpus: int
+    """GPUs that other pods hold there."""
+    own_roles: frozenset[str]
+    """Roles of the job's own pods there."""
+    matching: tuple[str, ...]
+    """Roles whose selectors allow the node."""
+    open_to: tuple[str, ...] = ()
+    """Roles whose new pods the node takes now."""
+    keeps: bool = True
+    """Whether the job's pods that run there may stay."""
+    reserved: int = 0
+    """GPUs set aside for older jobs."""
+
+    @property
+    def name(self) -> str:
+        """The node's name."""
+        return str((self.node.get("metadata") or {}).get("name", ""))
+
+    @property
+    def product(self) -> str | None:
+        """The GPU's product name by the node's label, None if it has none."""
+        return ((self.node.get("metadata") or {}).get("labels") or {}).get(PRODUCT_LABEL) or None
+
+    @property
+    def unclaimed(self) -> int:
+        """GPUs that nobody holds and that are set aside for nobody."""
+        return max(0, self.allocatable - self.others_gpus - self.own_gpus - self.reserved)
+
+    def room(self) -> Room | None:
+        """What the job may use there, what it holds included; None if that is nothing.
+
+        Where no new pod may go but running ones may stay, the room is as large as what the job holds, for the roles that
+        hold it.
+        """
+        roles: Iterable[str] = self.open_to
+        free = max(0, self.allocatable - self.others_gpus - self.reserved)
+        if not self.open_to:
+            roles = self.own_roles
+            free = min(free, self.own_gpus) if self.keeps else 0
+        if not free:
+            return None
+        return Room(
+            node=self.name,
+            free_gpus=free,
+            accelerator=self.product,
+            samplers=SAMPLER in roles,
+            trainers=TRAINER in roles,
+        )
+
+
+def survey(
+    spec: RLJobSpec, nodes: Iterable[Mapping[str, Any]], own: Iterable[Pod], others: Iterable[Pod], notes: Notes
+) -> list[Site]:
+    """The nodes that a selector of the job allows, in order of their names; what is the matter with them goes to ``notes``.
+
+    ``own`` are the job's pods, ``others`` all other pods of the cluster. A node appears once for each resource that the
+    roles count and that it is asked for.
+    """
+    own_by_node, others_by_node = _by_node(own), _by_node(others)
+    sites = []
+    for node in sorted(nodes, key=_order):
+        name = str((node.get("metadata") or {}).get("name", ""))
+        for resource in sorted(gpu_resources(spec)):
+            site = _look(spec, node, resource, own_by_node.get(name, ()), others_by_node.get(name, ()), notes)
+            if site is not None:
+                _open(spec, site, notes)
+                sites.append(site)
+    return sites
+
+
+def _look(
+    spec: RLJobSpec, node: Mapping[str, Any], resource: str, own: Sequence[Pod], others: Sequence[Pod], notes: Notes
+) -> Site | None:
+    roles = tuple(r for r in _ROLES if nodes_of(spec, r).gpu_resource == resource and selects(spec, r, node))
+    status = node.get("status") or {}
+    has_gpus = any(resource in (status.get(kind) or {}) for kind in ("allocatable", "capacity"))
+    # Without a selector every CPU node matches; only where somebody asked for the node is its lack of GPUs news.
+    if not roles or not (has_gpus or any(nodes_of(spec, r).selector for r in roles)):
+        return None
+    try:
+        site = Site(
+            node=node,
+            resource=resource,
+            allocatable=whole((status.get("allocatable") or {}).get(resource, 0)),
+            own_gpus=sum(pod_gpus(p, resource) for p in own),
+            others_gpus=sum(pod_gpus(p, resource) for p in others),
+            own_roles=frozenset(role_of(p) for p in own),
+            matching=roles,
+        )
+    except QuantityError as error:
+        site = Site(node, resource, 0, 0, 0, frozenset(), roles)
+        notes.other.append(f"node {site.name} is left out, since its GPUs can't be counted: {error}")
+        return site
+    if site.allocatable == 0:
+        notes.node(site.name, f"has no allocatable {resource}", f"have no allocatable {resource}")
+    return site
+
+
+def _open(spec: RLJobSpec, site: Site, notes: Notes) -> None:
+    if (site.node.get("metadata") or {}).get("deletionTimestamp"):
+        site.keeps = False
+        notes.node(site.name, "is being deleted", "are being deleted")
+        return
+    if not is_node_ready(site.node):
+        site.keeps = False
+        notes.node(site.name, "is not ready", "are not ready")
+        return
+    if (site.node.get("spec") or {}).get("unschedulable"):
+        notes.node(site.name, "is cordoned", "are cordoned")
+        return
+    open_to = []
+    for role in site.matching:
+        taints = untolerated_taints(spec, role, site.node)
+        if not taints:
+            open_to.append(role)
+        for taint in taints:
+            what = f"the taint {taint}, which {role} pods don't tolerate (to use {{}}, add it to nodes.tolerations)"
+            notes.node(site.name, f"has {what.format('it')}", f"have {what.format('them')}")
+        if any(taint.endswith(":NoExecute") for taint in taints):
+            site.keeps = False
+    site.open_to = tuple(open_to)
+
+
+def _by_node(pods: Iterable[Pod]) -> dict[str, list[Pod]]:
+    found: dict[str, list[Pod]] = {}
+    for pod in pods:
+        node = (pod.get("spec") or {}).get("nodeName")
+        if node and not is_terminal(pod):
+            found.setdefault(node, []).append(pod)
+    return found
+
+
+def _order(node: Mapping[str, Any]) -> tuple[str | int, ...]:
+    return natural(str((node.get("metadata") or {}).get("name", "")))
+
+
+def _listed(names: Sequence[str]) -> str:
+    if len(names) > _NAMED:
+        return f"{', '.join(names[:_NAMED])} and {len(names) - _NAMED} more"
+    return f"{', '.join(names[:-1])} and {names[-1]}"

@@ -1,0 +1,212 @@
+"""From the user's pod template to the pods of a role.
+
+The template stays the user's: what they wrote is kept, and what the operator needs is added, so that a template that runs by
+itself runs here. Where both speak of the same thing and disagree, the job is refused with the words to write instead; the
+one exception is the GPUs of the first container, which follow the split and are replaced (``template_notes`` says so).
+
+Nothing that changes in a move is in the result: a change of a pod template rolls all pods. What moves is in the layout.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from rljob_operator.eligibility import nodes_of, template_of, tolerations_of
+from rljob_operator.gate import GATE, NAME_LABEL, ROLE_LABEL, SAMPLER, UID_LABEL, pod_gpus
+from rljob_operator.quantity import QuantityError, quantity
+from rljob_planner.api.spec import RLJob
+from rljob_planner.split import Split
+
+LAYOUT_VOLUME = "rljob-layout"
+"""Name of the volume that carries the layout ConfigMap."""
+
+LAYOUT_DIRECTORY = "/etc/rljob"
+"""Where containers see the layout. The directory is mounted, since a subPath never updates."""
+
+_DRAIN_MARGIN_S = 30
+
+_REFUSED = {
+    "nodeName": (
+        "pins the pods to a node past the scheduler, and so past the budget: use a nodeSelector on kubernetes.io/hostname"
+    ),
+    "resourceClaims": (
+        "may bring GPUs that can't be counted against spec.gpus: ask for devices by extended resources instead"
+    ),
+    "activeDeadlineSeconds": "is not allowed in pods that are kept running: remove it; the job ends after workload.steps",
+    "ephemeralContainers": "can't be part of a template: remove it",
+}
+
+
+class TemplateError(ValueError):
+    """A job whose name or pod template can't be made into children; the message says what to write instead."""
+
+
+def pod_template(job: RLJob, role: str, split: Split) -> dict[str, Any]:
+    """The pod template of a role's children: the user's, with what the operator needs added.
+
+    Added: labels, the budget gate, the GPUs of the first container, environment and layout volume in all containers,
+    node selector and tolerations of the role's nodes, and a sampler's grace period. Raises TemplateError.
+    """
+    try:
+        return _pod_template(job, role, split)
+    except TemplateError:
+        raise
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise TemplateError(f"spec.{role}.template can't be read as a PodTemplateSpec ({error}): correct it") from error
+
+
+def _pod_template(job: RLJob, role: str, split: Split) -> dict[str, Any]:
+    template = template_of(job.spec, role)
+    _refuse(role, template)
+    metadata = template.get("metadata") or {}
+    spec: dict[str, Any] = {**template["spec"]}
+    where = f"spec.{role}.template"
+    spec["containers"] = [_container(job, role, split, c) for c in spec["containers"]]
+    spec["containers"][0] = _with_gpus(job, role, split, spec["containers"][0])
+    if spec.get("initContainers"):
+        spec["initContainers"] = [_container(job, role, split, c) for c in spec["initContainers"]]
+    spec["schedulingGates"] = [g for g in spec.get("schedulingGates") or () if g.get("name") != GATE] + [{"name": GATE}]
+    layout = {"name": LAYOUT_VOLUME, "configMap": {"name": f"{job.metadata['name']}-layout", "optional": False}}
+    spec["volumes"] = [*(spec.get("volumes") or ()), layout]
+    nodes = nodes_of(job.spec, role)
+    selector = _merged(
+        spec.get("nodeSelector") or {}, nodes.selector, f"{where}.spec.nodeSelector", "the selector of the role's nodes"
+    )
+    if selector:
+        spec["nodeSelector"] = selector
+    spec["tolerations"] = tolerations_of(job.spec, role)
+    if role == SAMPLER and spec.get("terminationGracePeriodSeconds") is None:
+        # A sampler that an eviction takes may finish its samples as one may that a move takes. An engine that has nothing
+        # to finish exits at once, so the long period costs nothing then.
+        spec["terminationGracePeriodSeconds"] = math.ceil(job.spec.sampler.drain_timeout_s) + _DRAIN_MARGIN_S
+    labels = _merged(
+        metadata.get("labels") or {}, labels_of(job, role), f"{where}.metadata.labels", "the operator's labels"
+    )
+    result: dict[str, Any] = {"metadata": {"labels": labels}, "spec": spec}
+    for kept in ("annotations", "finalizers"):
+        if metadata.get(kept):
+            result["metadata"][kept] = metadata[kept]
+    if pod_gpus(result, nodes.gpu_resource) != replica_gpus(split, role):
+        raise TemplateError(
+            f"{where}: the pod would hold {pod_gpus(result, nodes.gpu_resource)} GPUs instead of the "
+            f"{replica_gpus(split, role)} of a {role} replica: only the first container may ask for {nodes.gpu_resource}, "
+            f"remove the requests of the others"
+        )
+    return result
+
+
+def template_notes(job: RLJob, split: Split) -> tuple[str, ...]:
+    """Where the operator replaces what the user wrote, as sentences for people; empty if it only adds."""
+    notes = []
+    for role in ("sampler", "trainer"):
+        resource, gpus = nodes_of(job.spec, role).gpu_resource, replica_gpus(split, role)
+        containers = (template_of(job.spec, role).get("spec") or {}).get("containers") or ()
+        resources = (containers[0].get("resources") or {}) if containers else {}
+        written = [str(v) for k in ("requests", "limits") if (v := (resources.get(k) or {}).get(resource)) is not None]
+        if any(not _is_count(value, gpus) for value in written):
+            notes.append(
+                f"spec.{role}.template asks for {written[0]} {resource}; its pods get {gpus}, the GPUs of a {role} replica: "
+                f"set spec.{role}.gpusPerReplica to choose"
+            )
+    return tuple(notes)
+
+
+def labels_of(job: RLJob, role: str) -> dict[str, str]:
+    """The labels by which pods are found, counted and scraped."""
+    return {
+        NAME_LABEL: str(job.metadata["name"]),
+        ROLE_LABEL: role,
+        UID_LABEL: str(job.metadata["uid"]),
+        "app.kubernetes.io/managed-by": "rljob-operator",
+    }
+
+
+def replica_gpus(split: Split, role: str) -> int:
+    """GPUs of one replica of a role."""
+    return split.samplers.gpus_per_replica if role == SAMPLER else split.trainers.gpus_per_replica
+
+
+def _refuse(role: str, template: Mapping[str, Any]) -> None:
+    where = f"spec.{role}.template"
+    spec = template.get("spec")
+    if not isinstance(spec, Mapping) or not spec.get("containers"):
+        raise TemplateError(
+            f"{where} has no containers: write a PodTemplateSpec, with at least one under spec.containers"
+        )
+    if not all(isinstance(c, Mapping) for c in [*spec["containers"], *(spec.get("initContainers") or ())]):
+        raise TemplateError(f"{where}: each container must be an object with a name and an image")
+    for field, why in _REFUSED.items():
+        if spec.get(field):
+            raise TemplateError(f"{where}.spec.{field} {why}")
+    if spec.get("restartPolicy") not in (None, "Always"):
+        raise TemplateError(
+            f"{where}.spec.restartPolicy is {spec['restartPolicy']}, but pods of a fleet are restarted: remove it"
+        )
+    if any(volume.get("name") == LAYOUT_VOLUME for volume in spec.get("volumes") or ()):
+        raise TemplateError(
+            f"{where} has a volume {LAYOUT_VOLUME}, which the operator adds by itself: remove or rename it"
+        )
+
+
+def _container(job: RLJob, role: str, split: Split, container: Mapping[str, Any]) -> dict[str, Any]:
+    where = f"spec.{role}.template, container {container.get('name')}"
+    ours = _environment(job, role, split)
+    env = list(container.get("env") or ())
+    counts = Counter(str(variable.get("name")) for variable in env)
+    taken = sorted(counts.keys() & {variable["name"] for variable in ours})
+    if taken:
+        raise TemplateError(f"{where} sets {', '.join(taken)}, which the operator sets by itself: remove it")
+    twice = sorted(name for name, count in counts.items() if count > 1)
+    if twice:
+        raise TemplateError(f"{where} sets {', '.join(twice)} more than once: keep one")
+    mounts = list(container.get("volumeMounts") or ())
+    if any(str(mount.get("mountPath", "")).rstrip("/") == LAYOUT_DIRECTORY for mount in mounts):
+        raise TemplateError(
+            f"{where} mounts something at {LAYOUT_DIRECTORY}, where the layout goes: choose another path"
+        )
+    # $(VAR) sees only what stands before it, so ours come first.
+    return {
+        **container,
+        "env": [*ours, *env],
+        "volumeMounts": [*mounts, {"name": LAYOUT_VOLUME, "mountPath": LAYOUT_DIRECTORY, "readOnly": True}],
+    }
+
+
+def _environment(job: RLJob, role: str, split: Split) -> list[dict[str, str]]:
+    values = {
+        "RLJOB_NAME": job.metadata["name"],
+        "RLJOB_NAMESPACE": job.metadata["namespace"],
+        "RLJOB_ROLE": role,
+        "RLJOB_UID": job.metadata["uid"],
+    }
+    if role == SAMPLER:
+        values["RLJOB_TENSOR_PARALLEL"] = split.samplers.tensor_parallel
+        values["RLJOB_MAX_RUNNING"] = split.samplers.max_running
+    return [{"name": name, "value": str(value)} for name, value in values.items()]
+
+
+def _with_gpus(job: RLJob, role: str, split: Split, container: Mapping[str, Any]) -> dict[str, Any]:
+    resources = dict(container.get("resources") or {})
+    for kind in ("requests", "limits"):
+        own = {nodes_of(job.spec, role).gpu_resource: str(replica_gpus(split, role))}
+        resources[kind] = {**(resources.get(kind) or {}), **own}
+    return {**container, "resources": resources}
+
+
+def _merged(theirs: Mapping[str, str], ours: Mapping[str, str], where: str, what: str) -> dict[str, str]:
+    for key, value in ours.items():
+        if theirs.get(key, value) != value:
+            raise TemplateError(
+                f"{where} sets {key} to {theirs[key]!r}, but {what} to {value!r}: remove one of them, or make them agree"
+            )
+    return {**theirs, **ours}
+
+
+def _is_count(value: str, gpus: int) -> bool:
+    try:
+        return quantity(value) == gpus
+    except QuantityError:
+        return False
