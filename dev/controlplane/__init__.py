@@ -8,6 +8,7 @@ from dev.controlplane.build import BuildError, ensure_built
 from dev.controlplane.nodes import NodeSpec
 from dev.controlplane.plane import ControlPlane, KubectlError
 from dev.controlplane.processes import ComponentError
+from dev.controlplane.prometheus import Prometheus, pods_scrape_config, prometheus_token_file
 from dev.controlplane.rest import ApiError
 
 __all__ = [
@@ -17,5 +18,8 @@ __all__ = [
     "ControlPlane",
     "KubectlError",
     "NodeSpec",
+    "Prometheus",
     "ensure_built",
+    "pods_scrape_config",
+    "prometheus_token_file",
 ]

@@ -159,11 +159,16 @@ class Keeper:
 
 
 def is_in_use(data_dir: Path) -> bool:
+    """Tell whether a living keeper holds this data directory, or may be about to."""
+    try:
+        return time.time() - data_dir.stat().st_mtime < YOUNG_S or is_locked(data_dir)
+    except FileNotFoundError:
+        return False
+
+
+def is_locked(data_dir: Path) -> bool:
     """Tell whether a living keeper holds this data directory."""
     try:
-        # A directory this young may belong to a keeper that is about to take its lock.
-        if time.time() - data_dir.stat().st_mtime < YOUNG_S:
-            return True
         handle = (data_dir / LOCK_NAME).open("r+")
     except FileNotFoundError:
         return False

@@ -8,9 +8,7 @@ admin's kubeconfig to set things up and to look; what is under test gets a servi
 from __future__ import annotations
 
 import os
-import random
 import shutil
-import socket
 import subprocess
 import tempfile
 import time
@@ -23,12 +21,17 @@ from dev.controlplane import certs, components, paths
 from dev.controlplane.build import binary, ensure_built
 from dev.controlplane.components import API_SERVER, COMPONENTS, KWOK, Layout, Ports
 from dev.controlplane.nodes import NodeSpec, is_schedulable
+from dev.controlplane.ports import free_ports
 from dev.controlplane.processes import ComponentError, Supervisor, remove_stale_runs
 from dev.controlplane.rest import MERGE_PATCH, STRATEGIC_PATCH, ApiClient, ApiError
-from dev.controlplane.stages import FAKE_NODE, kwok_config
+from dev.controlplane.stages import kwok_config
 
 READY_TIMEOUT_S = 120.0
 """How long a component may take to get ready on a busy machine, seconds."""
+
+
+_LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
+_LOST = "nobody"
 
 
 class KubectlError(subprocess.CalledProcessError):
@@ -186,7 +189,9 @@ class ControlPlane:
         self._generation[component] += 1
         if component == KWOK:
             # A new KWOK respects the leases of the old one until they run out.
-            self.api.text("DELETE", "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases")
+            for lease in self.api.request("GET", _LEASES)["items"]:
+                if lease["spec"].get("holderIdentity") != _LOST:
+                    self.api.request("DELETE", f"{_LEASES}/{lease['metadata']['name']}")
         self._run(component)
         if component in (components.ETCD, API_SERVER):
             self._wait_api()
@@ -317,35 +322,27 @@ class ControlPlane:
     def lose_node(self, name: str) -> None:
         """Make a node's machine vanish: nothing answers for it or its pods any more.
 
-        The node is Unknown at once, as it would be after the controller manager's grace period of 50 s.
+        The node is Unknown and tainted as unreachable when this returns, which without help takes the controller
+        manager's grace period of 50 s. What its pods tolerate is up to them; deleted ones stay Terminating.
         """
-        self.api.request(
-            "PATCH", f"/api/v1/nodes/{name}", {"metadata": {"annotations": {FAKE_NODE: None}}}, content_type=MERGE_PATCH
-        )
-        condition = {"type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown", "message": "machine lost"}
-        self.api.request(
-            "PATCH",
-            f"/api/v1/nodes/{name}/status",
-            {"status": {"conditions": [condition | {"lastTransitionTime": _now()}]}},
-            content_type=STRATEGIC_PATCH,
-        )
+        # KWOK acts for a node only as long as it holds the node's lease.
+        lease = {"holderIdentity": _LOST, "leaseDurationSeconds": 10**9, "renewTime": _now("%Y-%m-%dT%H:%M:%S.000000Z")}
+        self.api.request("PATCH", f"{_LEASES}/{name}", {"spec": lease}, content_type=MERGE_PATCH)
+        path = f"/api/v1/nodes/{name}"
+        unknown = {"type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown", "message": "machine lost"}
+
+        def unreachable() -> bool:
+            node = self.api.request("GET", path)
+            if any(c["type"] == "Ready" and c["status"] != "Unknown" for c in node["status"]["conditions"]):
+                condition = unknown | {"lastTransitionTime": _now("%Y-%m-%dT%H:%M:%SZ")}
+                patch = {"status": {"conditions": [condition]}}
+                self.api.request("PATCH", f"{path}/status", patch, content_type=STRATEGIC_PATCH)
+                return False
+            taints = node["spec"].get("taints") or []
+            return any((t["key"], t["effect"]) == ("node.kubernetes.io/unreachable", "NoExecute") for t in taints)
+
+        self.wait_until(f"{name} to be unreachable", unreachable)
 
 
-def _now() -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-
-
-def free_ports(count: int) -> list[int]:
-    """Return ports on loopback that nobody uses, outside the range from which connections get theirs."""
-    found: list[int] = []
-    generator = random.SystemRandom()
-    while len(found) < count:
-        port = generator.randrange(20_000, 32_000)
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-        if port not in found:
-            found.append(port)
-    return found
+def _now(form: str) -> str:
+    return time.strftime(form, time.gmtime())

@@ -33,9 +33,7 @@ FAKE_NODE = "kwok.x-k8s.io/node"
 _FOREVER_MS = 30 * 24 * 3600 * 1000
 
 # Turns a Go duration into seconds.
-_SECONDS = (
-    'def seconds: [scan("([0-9.]+)(h|ms|m|s)") | (.[0]|tonumber) * {"h":3600,"m":60,"s":1,"ms":0.001}[.[1]]] | add;'
-)
+_SECONDS = 'def seconds: [scan("([0-9.]+)(h|ms|m|s)") | (.[0]|tonumber) * {"h":3600,"m":60,"s":1,"ms":0.001}[.[1]]] | add // 1;'
 # Turns a point in time (seconds since 1970) into the delay from now, as a Go duration. A timestamp lost up to a second
 # when it was written: half a second more is right on average.
 _FROM_NOW = r'def from_now: [. + 0.5 - now, 0] | max | . * 1000 | floor | "\(.)ms";'

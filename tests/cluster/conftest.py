@@ -1,0 +1,79 @@
+"""One control plane for the whole session; a namespace and nodes of its own for each test.
+
+The plane's admin is for setting up and asserting. What is under test connects with a service account.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import pytest
+
+from dev.controlplane import ApiError, ControlPlane, NodeSpec, ensure_built
+
+TEST_LABEL = "dev.rljob.dev/test"
+"""Label of a test's nodes; its value is the test's namespace."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "plane" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.cluster)
+
+
+@pytest.fixture(scope="session")
+def plane(request: pytest.FixtureRequest) -> Iterator[ControlPlane]:
+    """The session's control plane, without nodes."""
+    capture = request.config.pluginmanager.getplugin("capturemanager")
+    # A first run builds for ten minutes: its progress must be seen.
+    with capture.global_and_fixture_disabled() if capture else contextlib.nullcontext():
+        ensure_built()
+    with ControlPlane.start() as running:
+        yield running
+
+
+@pytest.fixture
+def namespace(plane: ControlPlane) -> Iterator[str]:
+    """A fresh namespace in which pods can be created."""
+    name = f"t-{secrets.token_hex(4)}"
+    plane.create_namespace(name)
+    yield name
+    _delete_namespace(plane, name)
+
+
+class GpuNodes(Protocol):
+    """Adds nodes for one test."""
+
+    def __call__(self, count: int = 1, gpus_per_node: int = 8, **fields: Any) -> list[str]:
+        """Add nodes labelled ``dev.rljob.dev/test=<namespace>``; ``fields`` are those of NodeSpec. Returns names."""
+
+
+@pytest.fixture
+def gpu_nodes(plane: ControlPlane, namespace: str) -> Iterator[GpuNodes]:
+    """A factory of nodes, which go after the test together with every pod of its namespace."""
+    added: list[str] = []
+
+    def add(count: int = 1, gpus_per_node: int = 8, **fields: Any) -> list[str]:
+        fields.setdefault("name_prefix", f"{namespace}-{len(added)}")
+        fields["labels"] = {**fields.get("labels", {}), TEST_LABEL: namespace}
+        names = plane.add_nodes(NodeSpec(count=count, gpus_per_node=gpus_per_node, **fields))
+        added.extend(names)
+        return names
+
+    yield add
+    # The namespace first: no controller can replace a pod in a terminating one, so that none of this test's pods
+    # can land on the next test's nodes.
+    _delete_namespace(plane, namespace)
+    plane.api.request("DELETE", f"/api/v1/namespaces/{namespace}/pods", {"gracePeriodSeconds": 0})
+    plane.remove_nodes(added)
+
+
+def _delete_namespace(plane: ControlPlane, name: str) -> None:
+    try:
+        plane.api.request("DELETE", f"/api/v1/namespaces/{name}")
+    except ApiError as error:
+        if error.status not in (404, 409):
+            raise
