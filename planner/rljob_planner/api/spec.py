@@ -1,26 +1,51 @@
 """What a user writes: one ``RLJob``.
 
 A field stands here once it has an effect; a field that is absent is chosen by the planner or learned from the run, so ``None``
-always means "not said" and never a number. Rules that can be checked when the object is applied are CEL rules in the CRD
-(``crd``), generated from the constraints and the ``rules`` kept beside the fields here.
+always means "not said" and never a number. What can be known to be wrong when the object is applied is said by the
+constraints of the fields and by the ``rules`` beside them; ``crd`` turns both into the CRD. Rules that span several parts of
+the spec stand in ``rules``, those of one part beside its fields.
 """
 
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from rljob_planner.api.base import ApiModel, Duration, Percent, duration_s, percent_fraction
+from rljob_planner.api import rules
+from rljob_planner.api.base import ApiModel, Bool, Duration, Int, Percent, Rule, duration_s, percent_fraction
 from rljob_planner.api.status import RLJobStatus
+from rljob_planner.api.template import Template
+from rljob_planner.api.workload import Bound, Overflow, PromptTokens, Queue, ResponseTokens, Staleness, Workload
 
-
-class Rule(ApiModel):
-    """A CEL rule of the CRD: the expression, and a message that says what to write instead."""
-
-    rule: str
-    message: str
+__all__ = [
+    "BatchRule",
+    "Bound",
+    "ExtraForward",
+    "Metrics",
+    "Model",
+    "Nodes",
+    "Objective",
+    "Overflow",
+    "Precision",
+    "PromptTokens",
+    "Queue",
+    "RLJob",
+    "RLJobSpec",
+    "Rebalance",
+    "RebalanceMode",
+    "Recompute",
+    "Resize",
+    "ResponseTokens",
+    "Rule",
+    "Sampler",
+    "Staleness",
+    "Toleration",
+    "Trainer",
+    "TrainerKind",
+    "Workload",
+]
 
 
 class Objective(StrEnum):
@@ -28,22 +53,6 @@ class Objective(StrEnum):
 
     TIME = "time"
     COST = "cost"
-
-
-class Bound(StrEnum):
-    """The rule that the job's own framework enforces to keep staleness at or under its maximum."""
-
-    NONE = "none"
-    ADMISSION = "admission"
-    HOLD = "hold"
-    DROP = "drop"
-
-
-class Overflow(StrEnum):
-    """What happens to a queue at capacity."""
-
-    DROP_OLDEST = "drop-oldest"
-    BLOCK = "block"
 
 
 class Precision(StrEnum):
@@ -101,19 +110,27 @@ class RebalanceMode(StrEnum):
 class Toleration(ApiModel):
     """A toleration of a pod, as in the core API."""
 
-    key: str | None = None
-    operator: str | None = None
-    value: str | None = None
-    effect: str | None = None
-    toleration_seconds: int | None = None
+    key: str | None = Field(default=None, max_length=317, description="Key of the taint; all keys if absent.")
+    operator: Literal["Exists", "Equal"] | None = Field(
+        default=None, description="How the value is compared; Equal if absent."
+    )
+    value: str | None = Field(default=None, max_length=63, description="Value of the taint, used with Equal.")
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = Field(
+        default=None, description="Effect of the taint; all effects if absent."
+    )
+    toleration_seconds: Int | None = Field(
+        default=None, description="How long a NoExecute taint is tolerated, in seconds; for ever if absent."
+    )
 
 
 class Nodes(ApiModel):
     """The nodes that may run the job's pods."""
 
-    selector: dict[str, str] = Field(default_factory=dict, description="Labels that a node must carry.")
-    tolerations: tuple[Toleration, ...] = Field(default=(), description="Tolerations added to the pods.")
-    gpu_resource: str = Field(default="nvidia.com/gpu", description="The extended resource that counts GPUs.")
+    selector: dict[str, str] = Field(default_factory=dict, max_length=32, description="Labels that a node must carry.")
+    tolerations: tuple[Toleration, ...] = Field(default=(), max_length=32, description="Tolerations added to the pods.")
+    gpu_resource: str = Field(
+        default="nvidia.com/gpu", min_length=1, max_length=317, description="The extended resource that counts GPUs; it can't change in a run."
+    )
 
 
 class Model(ApiModel):
@@ -123,75 +140,19 @@ class Model(ApiModel):
         Rule(
             rule="has(self.name) != has(self.config)",
             message="say which model: either model.name (such as Qwen/Qwen3-8B) or model.config (the fields of its config.json)",
+            holds=lambda m: (m.name is None) != (m.config is None),
         ),
     )
 
-    name: str | None = Field(default=None, description="A known model, such as Qwen/Qwen3-30B-A3B.")
+    name: str | None = Field(
+        default=None, min_length=1, max_length=256, description="A known model, such as Qwen/Qwen3-30B-A3B; it can't change in a run."
+    )
     config: dict[str, Any] | None = Field(
-        default=None, description="The fields of the model's Hugging Face config.json, for a model that is not known by name."
+        default=None,
+        description="The fields of the model's Hugging Face config.json, for a model that is not known by name.",
     )
     weights: Precision = Field(default=Precision.BF16, description="Number format of the samplers' weights.")
     kv_cache: Precision = Field(default=Precision.BF16, description="Number format of the samplers' KV cache.")
-
-
-class PromptTokens(ApiModel):
-    """The length of prompts."""
-
-    mean: int = Field(ge=1, le=1_000_000, description="Mean prompt length in tokens.")
-
-
-class ResponseTokens(ApiModel):
-    """The length distribution of responses at the start of the run; the operator learns how it moves."""
-
-    rules: ClassVar[tuple[Rule, ...]] = (
-        Rule(
-            rule="(has(self.mean) ? 1 : 0) + (has(self.quantiles) ? 1 : 0) + (has(self.histogram) ? 1 : 0) == 1",
-            message="describe response lengths in one way: mean (with cv), quantiles or histogram",
-        ),
-        Rule(
-            rule="!has(self.mean) || self.mean <= self.max",
-            message="responseTokens.mean is above responseTokens.max: raise max, the cap on a response, or lower mean",
-        ),
-    )
-
-    mean: int | None = Field(default=None, ge=1, le=10_000_000, description="Mean response length in tokens.")
-    cv: float = Field(default=1.0, ge=0.0, le=10.0, description="Standard deviation over mean, used with mean.")
-    max: int = Field(ge=1, le=10_000_000, description="Cap on a response in tokens.")
-    quantiles: dict[str, int] | None = Field(
-        default=None, description="Tokens at quantiles, such as {'0.5': 800, '0.9': 3400}."
-    )
-    histogram: tuple[tuple[int, int], ...] | None = Field(
-        default=None, description="Pairs of upper edge in tokens and count of samples."
-    )
-
-
-class Workload(ApiModel):
-    """One training step's worth of work, and how many steps there are."""
-
-    prompts_per_step: int = Field(ge=1, le=1_000_000, description="Groups that one training step consumes.")
-    samples_per_prompt: int = Field(ge=1, le=10_000, description="Samples in a group.")
-    steps: int = Field(ge=1, le=10_000_000, description="Training steps of the run.")
-    prompt_tokens: PromptTokens
-    response_tokens: ResponseTokens
-
-    @property
-    def samples_per_step(self) -> int:
-        """The training batch in samples."""
-        return self.prompts_per_step * self.samples_per_prompt
-
-
-class Staleness(ApiModel):
-    """The staleness that the method tolerates and how the job's framework keeps to it."""
-
-    max: int = Field(ge=0, le=10_000, description="Largest tolerated staleness in policy versions.")
-    bound: Bound = Field(default=Bound.ADMISSION, description="The rule that the job's framework enforces.")
-
-
-class Queue(ApiModel):
-    """The queue of complete groups between samplers and trainer."""
-
-    capacity: int = Field(ge=1, description="Capacity in groups.")
-    overflow: Overflow = Field(default=Overflow.DROP_OLDEST, description="What happens to a group that does not fit.")
 
 
 class Sampler(ApiModel):
@@ -201,17 +162,36 @@ class Sampler(ApiModel):
         Rule(
             rule="!has(self.maxReplicas) || self.minReplicas <= self.maxReplicas",
             message="sampler.minReplicas is above sampler.maxReplicas: lower minReplicas or raise maxReplicas",
+            holds=lambda s: s.max_replicas is None or s.min_replicas <= s.max_replicas,
+            field="minReplicas",
         ),
     )
 
-    engine: str = Field(default="vllm", pattern="^vllm$", description="Inference engine.")
-    gpus_per_replica: int | None = Field(default=None, ge=1, le=64, description="GPUs of a sampler pod; chosen by the planner if absent.")
-    min_replicas: int = Field(default=1, ge=1, description="Fewest sampler pods.")
-    max_replicas: int | None = Field(default=None, ge=1, description="Most sampler pods.")
-    max_running: int | None = Field(default=None, ge=1, le=65536, description="Most running samples of a replica (max_num_seqs); chosen by the planner if absent.")
-    drain_timeout: Duration = Field(default="15m", description="How long a sampler that leaves may finish its samples.")
-    nodes: Nodes | None = Field(default=None, description="Overrides spec.nodes for samplers.")
-    template: dict[str, Any] = Field(description="A PodTemplateSpec; the first container gets the GPUs.")
+    engine: Literal["vllm"] = Field(default="vllm", description="Inference engine.")
+    gpus_per_replica: Int | None = Field(
+        default=None, ge=1, le=64, description="GPUs of a sampler pod, all on one node; chosen by the planner if absent."
+    )
+    min_replicas: Int = Field(default=1, ge=1, le=100_000, description="Fewest sampler pods.")
+    max_replicas: Int | None = Field(
+        default=None, ge=1, le=100_000, description="Most sampler pods; as many as the budget allows if absent."
+    )
+    max_running: Int | None = Field(
+        default=None,
+        ge=1,
+        le=65536,
+        description="Most running samples of a replica (vLLM's max_num_seqs); chosen by the planner if absent.",
+    )
+    drain_timeout: Duration = Field(
+        default="15m",
+        description="How long a sampler that leaves may finish its samples, as a duration such as 90s or 15m.",
+    )
+    nodes: Nodes | None = Field(default=None, description="The nodes for samplers, instead of spec.nodes.")
+    template: Template = Field(
+        description=(
+            "A PodTemplateSpec for sampler pods. The operator sets the GPUs of the first container, its RLJOB_ environment "
+            "and the layout volume; write $(RLJOB_TENSOR_PARALLEL) and $(RLJOB_MAX_RUNNING) where the engine needs them."
+        )
+    )
 
     @property
     def drain_timeout_s(self) -> float:
@@ -226,20 +206,55 @@ class Trainer(ApiModel):
         Rule(
             rule="!has(self.maxReplicas) || self.minReplicas <= self.maxReplicas",
             message="trainer.minReplicas is above trainer.maxReplicas: lower minReplicas or raise maxReplicas",
+            holds=lambda t: t.max_replicas is None or t.min_replicas <= t.max_replicas,
+            field="minReplicas",
+        ),
+        Rule(
+            # A value that breaks the pattern has its own error; evaluating it here would only hide that one.
+            rule=(
+                "!has(self.mfu) || !self.mfu.matches('^[0-9]+([.][0-9]+)?%$') || "
+                "(double(self.mfu.replace('%', '')) > 0.0 && double(self.mfu.replace('%', '')) <= 100.0)"
+            ),
+            message="trainer.mfu is a share of the peak: write a percent above 0% and up to 100%, such as 35%",
+            holds=lambda t: t.mfu_fraction is None or 0.0 < t.mfu_fraction <= 1.0,
+            field="mfu",
         ),
     )
 
-    gpus_per_replica: int = Field(default=8, ge=1, le=64, description="GPUs of a trainer pod.")
-    min_replicas: int = Field(default=1, ge=1, description="Fewest trainer pods.")
-    max_replicas: int | None = Field(default=None, ge=1, description="Most trainer pods.")
-    kind: TrainerKind = Field(default=TrainerKind.DEPLOYMENT, description="The workload that runs the trainer's pods.")
-    resize: Resize = Field(default=Resize.ELASTIC, description="How the trainer follows a change of its replicas.")
-    batch: BatchRule = Field(default=BatchRule.PADDED, description="Whether replicas must divide the batch.")
-    mfu: Percent | None = Field(default=None, description="Model FLOPs utilisation; a default by model kind if absent, then learned.")
-    recompute: Recompute = Field(default=Recompute.FULL, description="Activation recomputation.")
-    extra_forwards: tuple[ExtraForward, ...] = Field(default=(), description="Forward passes besides that of the training step.")
-    nodes: Nodes | None = Field(default=None, description="Overrides spec.nodes for trainers.")
-    template: dict[str, Any] = Field(description="A PodTemplateSpec; the first container gets the GPUs.")
+    gpus_per_replica: Int = Field(default=8, ge=1, le=64, description="GPUs of a trainer pod, all on one node.")
+    min_replicas: Int = Field(default=1, ge=1, le=100_000, description="Fewest trainer pods.")
+    max_replicas: Int | None = Field(
+        default=None, ge=1, le=100_000, description="Most trainer pods; as many as the budget allows if absent."
+    )
+    kind: TrainerKind = Field(
+        default=TrainerKind.DEPLOYMENT,
+        description="The workload that runs the trainer's pods; it can't change in a run.",
+    )
+    resize: Resize = Field(
+        default=Resize.ELASTIC,
+        description="elastic: replicas may change at a step boundary; fixed: they never change once the job runs.",
+    )
+    batch: BatchRule = Field(
+        default=BatchRule.PADDED,
+        description="padded: the last micro-batch is padded; strict: the trainer's data-parallel width must divide the batch.",
+    )
+    mfu: Percent | None = Field(
+        default=None,
+        description="Model FLOPs utilisation in percent, such as 35%; a default by model kind if absent, then learned.",
+    )
+    recompute: Recompute = Field(
+        default=Recompute.FULL, description="How much of the forward pass is computed again in the backward pass."
+    )
+    extra_forwards: tuple[ExtraForward, ...] = Field(
+        default=(), max_length=8, description="Forward passes over the batch besides that of the training step."
+    )
+    nodes: Nodes | None = Field(default=None, description="The nodes for trainers, instead of spec.nodes.")
+    template: Template = Field(
+        description=(
+            "A PodTemplateSpec for trainer pods. The operator sets the GPUs of the first container, its RLJOB_ environment "
+            "and the layout volume."
+        )
+    )
 
     @property
     def mfu_fraction(self) -> float | None:
@@ -250,12 +265,40 @@ class Trainer(ApiModel):
 class Rebalance(ApiModel):
     """What the operator may do to the split, and how calm it must be."""
 
-    mode: RebalanceMode = Field(default=RebalanceMode.AUTO, description="Recommend says, Initial plans once, Auto keeps the split right.")
-    interval: Duration = Field(default="60s", description="Time between two decisions.")
-    min_gain: Percent = Field(default="5%", description="Smallest gain in the period that is worth a move.")
-    persistence: int = Field(default=3, ge=1, le=100, description="Decisions in a row that must agree before a move.")
-    cooldown: Duration = Field(default="15m", description="Time after a move in which none starts.")
-    max_step_gpus: int | None = Field(default=None, alias="maxStepGPUs", ge=1, description="Most GPUs that one move takes from a side; the wider replica's GPUs if absent.")
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            # The default of the whole object, {}, is checked before the defaults inside are filled in.
+            rule="!has(self.interval) || duration(self.interval) >= duration('1s')",
+            message="rebalance.interval is below one second, faster than any metric is scraped: write 15s or more, such as 60s",
+            holds=lambda r: r.interval_s >= 1.0,
+            field="interval",
+        ),
+    )
+
+    mode: RebalanceMode = Field(
+        default=RebalanceMode.AUTO,
+        description=(
+            "Recommend: only say what the split should be; Initial: plan once and keep that split; "
+            "Auto: keep the split right from live metrics."
+        ),
+    )
+    interval: Duration = Field(default="60s", description="Time between two decisions, as a duration such as 60s.")
+    min_gain: Percent = Field(
+        default="5%", description="Smallest gain in the period that is worth a move, in percent such as 5%."
+    )
+    persistence: Int = Field(
+        default=3, ge=1, le=100, description="Decisions in a row that must agree before a move."
+    )
+    cooldown: Duration = Field(
+        default="15m", description="Time after a move in which none starts, as a duration such as 15m."
+    )
+    max_step_gpus: Int | None = Field(
+        default=None,
+        alias="maxStepGPUs",
+        ge=1,
+        le=1_000_000,
+        description="Most GPUs that one move takes from a side; the wider replica's GPUs if absent.",
+    )
 
     @property
     def interval_s(self) -> float:
@@ -276,32 +319,64 @@ class Rebalance(ApiModel):
 class Metrics(ApiModel):
     """Where the job's metrics are read."""
 
-    prometheus: str | None = Field(default=None, pattern="^https?://", description="URL of the Prometheus that scrapes the job; one that the operator's configuration allows. Its default if absent.")
+    prometheus: str | None = Field(
+        default=None,
+        pattern="^https?://",
+        max_length=2048,
+        description=(
+            "URL of the Prometheus that scrapes the job; one that the operator's configuration allows. "
+            "The operator's default if absent."
+        ),
+    )
 
 
 class RLJobSpec(ApiModel):
-    """The spec of an RLJob."""
+    """What the job is, how many GPUs it may use, and how its pods look."""
 
-    suspend: bool = Field(default=False, description="Free all GPUs and keep the object.")
-    gpus: int = Field(ge=2, le=1_000_000, description="The budget in GPUs, never exceeded at any instant.")
+    rules: ClassVar[tuple[Rule, ...]] = rules.SPEC_RULES
+
+    suspend: Bool = Field(default=False, description="Free all GPUs and keep the object.")
+    gpus: Int = Field(
+        ge=2, le=1_000_000, description="The budget in GPUs, never exceeded at any instant, terminating pods included."
+    )
     objective: Objective = Field(default=Objective.TIME, description="What the best split minimises.")
-    nodes: Nodes = Field(default_factory=Nodes)
-    accelerator: str | None = Field(default=None, description="The GPU's name, such as H100-SXM; read from the nodes' nvidia.com/gpu.product if absent.")
-    model: Model
-    workload: Workload
-    staleness: Staleness
-    queue: Queue | None = None
-    sampler: Sampler
-    trainer: Trainer
-    rebalance: Rebalance = Field(default_factory=Rebalance)
-    metrics: Metrics = Field(default_factory=Metrics)
+    nodes: Nodes = Field(
+        default_factory=Nodes, description="The nodes that may run the job's pods; sampler.nodes and trainer.nodes override it."
+    )
+    accelerator: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=64,
+        description="The GPU's name, such as H100-SXM; read from the nodes' nvidia.com/gpu.product if absent.",
+    )
+    model: Model = Field(description="The model that is trained: a known name, or the fields of its config.json.")
+    workload: Workload = Field(description="One training step's worth of work, and how many steps there are.")
+    staleness: Staleness = Field(
+        description="The staleness that the method tolerates and how the job's framework keeps to it."
+    )
+    queue: Queue | None = Field(
+        default=None,
+        description="The queue of complete groups between samplers and trainer; without a capacity if absent.",
+    )
+    sampler: Sampler = Field(description="The fleet that generates rollouts.")
+    trainer: Trainer = Field(description="The fleet that consumes samples and publishes policy versions.")
+    rebalance: Rebalance = Field(
+        default_factory=Rebalance, description="What the operator may do to the split, and how calm it must be."
+    )
+    metrics: Metrics = Field(default_factory=Metrics, description="Where the job's metrics are read.")
 
 
 class RLJob(ApiModel):
-    """One RL post-training job: the object that users apply."""
+    """An LLM reinforcement-learning job whose split between samplers and trainers is planned and kept right."""
 
-    api_version: str = "rljob.dev/v1alpha1"
-    kind: str = "RLJob"
-    metadata: dict[str, Any] = Field(default_factory=dict)
-    spec: RLJobSpec
-    status: RLJobStatus | None = None
+    rules: ClassVar[tuple[Rule, ...]] = rules.JOB_RULES
+
+    api_version: Literal["rljob.dev/v1alpha1"] = Field(
+        default="rljob.dev/v1alpha1", description="Version of the API: rljob.dev/v1alpha1."
+    )
+    kind: Literal["RLJob"] = Field(default="RLJob", description="Kind of the object: RLJob.")
+    metadata: dict[str, Any] = Field(default_factory=dict, description="Standard object metadata.")
+    spec: RLJobSpec = Field(description="What the job is, how many GPUs it may use, and how its pods look.")
+    status: RLJobStatus | None = Field(
+        default=None, description="What the operator reports; it is written by the operator alone."
+    )

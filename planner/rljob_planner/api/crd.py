@@ -1,0 +1,263 @@
+"""The CustomResourceDefinition, made from the models.
+
+Kubernetes takes a dialect of JSON Schema: structural (every node has one type, nothing is referenced), without unions, with
+lists of pairs written as lists, and with its own extensions. Pydantic's own schema is therefore the start, so that no
+constraint is written twice, and what the dialect spells otherwise is rewritten here. A spelling that is not known to be allowed
+raises: a CRD that silently lost a constraint would accept what the planner then rejects.
+
+Absent is the only way to say nothing (no field is nullable). Only the spec has defaults in the schema: ``kubectl get -o yaml``
+then shows what applies, while a status shows what was reported and no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import yaml
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from pydantic_core import core_schema
+
+from rljob_planner.api import GROUP, KIND, PLURAL, VERSION, RLJob
+from rljob_planner.api.base import ApiModel, Rule
+from rljob_planner.api.spec import Metrics, Nodes, Rebalance
+
+NAME = f"{PLURAL}.{GROUP}"
+"""Name of the CustomResourceDefinition."""
+
+PRESERVE = "x-kubernetes-preserve-unknown-fields"
+INT_OR_STRING = "x-kubernetes-int-or-string"
+RULES = "x-kubernetes-validations"
+
+HEADER = "# Generated from the models in planner/rljob_planner/api by `python -m dev.crds`; edit those instead.\n"
+
+_KEPT = (
+    "description", "type", "format", "default", "enum", "pattern", "minimum", "maximum", "minLength", "maxLength", "minItems",
+    "maxItems", "minProperties", "maxProperties", "required", PRESERVE, INT_OR_STRING, "x-kubernetes-list-type",
+    "x-kubernetes-list-map-keys", RULES, "properties", "additionalProperties", "items",
+)  # fmt: skip
+_DROPPED = ("title", "$defs", "$ref", "anyOf", "const", "prefixItems", "examples")
+
+_EMPTY_OBJECTS: tuple[type[ApiModel], ...] = (Nodes, Rebalance, Metrics)
+
+PRINTER_COLUMNS: tuple[Mapping[str, Any], ...] = (
+    {"name": "Phase", "type": "string", "jsonPath": ".status.phase", "description": "Where the job stands in its life."},
+    {"name": "GPUs", "type": "integer", "jsonPath": ".spec.gpus", "description": "The budget in GPUs."},
+    {"name": "Samplers", "type": "string", "jsonPath": ".status.samplers", "description": "Ready and wished sampler pods."},
+    {"name": "Trainers", "type": "string", "jsonPath": ".status.trainers", "description": "Ready and wished trainer pods."},
+    {
+        "name": "Period",
+        "type": "number",
+        "jsonPath": ".status.observed.periodSeconds",
+        "description": "Observed seconds between two published policy versions.",
+    },
+    {
+        "name": "Staleness",
+        "type": "number",
+        "jsonPath": ".status.observed.stalenessMean",
+        "description": "Mean staleness of trained samples in policy versions.",
+    },
+    {
+        "name": "Mode",
+        "type": "string",
+        "jsonPath": ".spec.rebalance.mode",
+        "priority": 1,
+        "description": "What the operator may do to the split.",
+    },
+    {
+        "name": "Model",
+        "type": "string",
+        "jsonPath": ".spec.model.name",
+        "priority": 1,
+        "description": "The model that is trained.",
+    },
+    {
+        "name": "Version",
+        "type": "integer",
+        "jsonPath": ".status.observed.policyVersion",
+        "priority": 1,
+        "description": "The policy version published last.",
+    },
+    {
+        "name": "Planned",
+        "type": "string",
+        "jsonPath": '.status.conditions[?(@.type=="Planned")].reason',
+        "priority": 1,
+        "description": "Reason of the Planned condition.",
+    },
+    {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"},
+)
+"""Columns of ``kubectl get rljobs``; those of priority 1 stand in ``-o wide`` only."""
+
+
+def crd() -> dict[str, Any]:
+    """The CustomResourceDefinition ``rljobs.rljob.dev``."""
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": NAME},
+        "spec": {
+            "group": GROUP,
+            "names": {
+                "kind": KIND,
+                "listKind": f"{KIND}List",
+                "plural": PLURAL,
+                "singular": KIND.lower(),
+                "shortNames": ["rlj"],
+                "categories": [KIND.lower()],
+            },
+            "scope": "Namespaced",
+            "versions": [
+                {
+                    "name": VERSION,
+                    "served": True,
+                    "storage": True,
+                    "schema": {"openAPIV3Schema": object_schema()},
+                    "subresources": {"status": {}},
+                    "additionalPrinterColumns": [dict(column) for column in PRINTER_COLUMNS],
+                    "selectableFields": [{"jsonPath": ".status.phase"}],
+                }
+            ],
+        },
+    }
+
+
+def crd_yaml() -> str:
+    """The CRD as the file that users apply."""
+    return HEADER + yaml.dump(crd(), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+
+
+def object_schema() -> dict[str, Any]:
+    """The structural schema of an RLJob."""
+    schema = structural(RLJob)
+    # The API server validates these three itself and lets a schema say nothing more of them.
+    schema["properties"]["apiVersion"] = {"type": "string", "description": "Version of the API: rljob.dev/v1alpha1."}
+    schema["properties"]["kind"] = {"type": "string", "description": "Kind of the object: RLJob."}
+    schema["properties"]["metadata"] = {"type": "object"}
+    _drop_defaults(schema["properties"]["status"])
+    return schema
+
+
+def structural(model: type[ApiModel]) -> dict[str, Any]:
+    """The structural schema of a model, without references; raises ValueError on what Kubernetes has no spelling for."""
+    raw = model.model_json_schema(by_alias=True, schema_generator=_WithRules, mode="validation")
+    return _rewritten(raw, raw.get("$defs", {}), model.__name__)
+
+
+def rules_of(schema: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """All CEL rules of a structural schema, each with the path of the object that it belongs to."""
+    for rule in schema.get(RULES, ()):
+        yield path, rule
+    for name, child in schema.get("properties", {}).items():
+        yield from rules_of(child, f"{path}.{name}" if path else name)
+    for key in ("items", "additionalProperties"):
+        if key in schema:
+            yield from rules_of(schema[key], f"{path}[]")
+
+
+class _WithRules(GenerateJsonSchema):
+    """Pydantic's schema with the rules of each model beside its fields."""
+
+    def model_schema(self, schema: core_schema.ModelSchema) -> JsonSchemaValue:
+        found = super().model_schema(schema)
+        rules: tuple[Rule, ...] = getattr(schema["cls"], "rules", ())
+        return {**found, RULES: [_rule(rule) for rule in rules]} if rules else found
+
+    def default_schema(self, schema: core_schema.WithDefaultSchema) -> JsonSchemaValue:
+        found = super().default_schema(schema)
+        if schema.get("default_factory") in _EMPTY_OBJECTS:
+            # The defaults inside are then filled in, too.
+            return {**found, "default": {}}
+        return found
+
+
+def _rule(rule: Rule) -> dict[str, Any]:
+    found = {"rule": rule.rule, "message": rule.message}
+    if rule.field:
+        found["fieldPath"] = f".{rule.field}"
+    return found
+
+
+def _rewritten(node: Mapping[str, Any], defs: Mapping[str, Any], where: str) -> dict[str, Any]:
+    found = _resolved(node, defs, where)
+    unknown = set(found) - set(_KEPT) - set(_DROPPED)
+    if unknown:
+        raise ValueError(f"{where}: no spelling in a CRD for {sorted(unknown)}")
+    if "const" in found:
+        found["enum"] = [found["const"]]
+    if "prefixItems" in found:
+        found["items"] = _common(found["prefixItems"], where)
+    if found.get("type") == "integer":
+        found["format"] = "int64"
+    if found.get("type") == "object":
+        _close(found)
+    if found.get("default") in ([], None) or (found.get("default") == {} and "properties" not in found):
+        # Empty says the same as absent, and absent is shorter to read.
+        found.pop("default", None)
+    if "properties" in found:
+        found["properties"] = {
+            name: _rewritten(child, defs, f"{where}.{name}") for name, child in found["properties"].items()
+        }
+    for key in ("items", "additionalProperties"):
+        if key in found:
+            found[key] = _rewritten(found[key], defs, f"{where}[]")
+    if found.get("type") == "array":
+        found.setdefault("x-kubernetes-list-type", "atomic")
+    if "description" in found:
+        found["description"] = " ".join(found["description"].split())
+    if "type" not in found and INT_OR_STRING not in found:
+        raise ValueError(f"{where}: has no type")
+    return {key: found[key] for key in _KEPT if key in found}
+
+
+def _resolved(node: Mapping[str, Any], defs: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The node without reference and without null; what stands beside a reference wins over what it refers to."""
+    found = dict(node)
+    while "$ref" in found or "anyOf" in found:
+        if "$ref" in found:
+            base = defs[found.pop("$ref").removeprefix("#/$defs/")]
+        else:
+            choices = [choice for choice in found.pop("anyOf") if choice.get("type") != "null"]
+            if {choice.get("type") for choice in choices} == {"integer", "string"}:
+                base = {INT_OR_STRING: True}
+            elif len(choices) == 1:
+                base = choices[0]
+            else:
+                raise ValueError(f"{where}: a field of a CRD has one type, not {len(choices)}")
+        found = {**base, **found}
+    return found
+
+
+def _close(found: dict[str, Any]) -> None:
+    """Kubernetes prunes or rejects undeclared fields by itself, and keeps them where it is told to."""
+    extra = found.pop("additionalProperties", None)
+    if isinstance(extra, dict) and extra:
+        found["additionalProperties"] = extra
+    elif extra is True or extra == {}:
+        found[PRESERVE] = True
+
+
+def _common(items: list[Mapping[str, Any]], where: str) -> Mapping[str, Any]:
+    """The one schema of a pair's members: a list in a CRD has one type of items."""
+    if any(item != items[0] for item in items):
+        raise ValueError(f"{where}: the members of a list of a CRD have one schema")
+    return items[0]
+
+
+def _drop_defaults(node: dict[str, Any]) -> None:
+    node.pop("default", None)
+    for child in node.get("properties", {}).values():
+        _drop_defaults(child)
+    for key in ("items", "additionalProperties"):
+        if key in node:
+            _drop_defaults(node[key])
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes lists indented and never by alias, so that the file reads like one written by hand."""
+
+    def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
+        return super().increase_indent(flow, False)
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
