@@ -133,7 +133,7 @@ def object_schema() -> dict[str, Any]:
     # The API server validates these three itself and lets a schema say nothing more of them.
     schema["properties"]["apiVersion"] = {"type": "string", "description": "Version of the API: rljob.dev/v1alpha1."}
     schema["properties"]["kind"] = {"type": "string", "description": "Kind of the object: RLJob."}
-    schema["properties"]["metadata"] = {"type": "object"}
+    schema["properties"]["metadata"] = {"type": "object", "description": "Standard object metadata."}
     _drop_defaults(schema["properties"]["status"])
     return schema
 
@@ -256,8 +256,8 @@ def _drop_defaults(node: dict[str, Any]) -> None:
 class _Dumper(yaml.SafeDumper):
     """Writes lists indented and never by alias, so that the file reads like one written by hand."""
 
-    def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
+    def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:  # noqa: ARG002
         return super().increase_indent(flow, False)
 
-    def ignore_aliases(self, data: Any) -> bool:
+    def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002
         return True

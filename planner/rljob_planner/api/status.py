@@ -44,63 +44,92 @@ class Condition(ApiModel):
     """A condition as in ``metav1``: its message says what to do when the status is not the wished one."""
 
     type: ConditionType
+    """Type of the condition."""
     status: str = Field(pattern="^(True|False|Unknown)$")
+    """True, False or Unknown."""
     reason: str
+    """Why, in one word for programs."""
     message: str
+    """Why, and what to do, for people."""
     last_transition_time: str
+    """When the status changed last."""
     observed_generation: int
+    """Generation of the spec that the condition speaks of."""
 
 
 class Spread(ApiModel):
     """A duration with its spread, in seconds."""
 
     mean: float
+    """Mean in seconds."""
     p10: float
+    """10th percentile in seconds."""
     p50: float
+    """Median in seconds."""
     p90: float
+    """90th percentile in seconds."""
 
 
 class StalenessSummary(ApiModel):
     """Staleness of trained samples, in policy versions."""
 
     mean: float
+    """Mean in policy versions."""
     p95: float
+    """95th percentile in policy versions."""
     max: float
+    """Largest in policy versions."""
 
 
 class RunTime(ApiModel):
     """Expected time of the run, in seconds."""
 
     p10: float
+    """10th percentile in seconds."""
     p50: float
+    """Median in seconds."""
     p90: float
+    """90th percentile in seconds."""
 
 
 class PlanStatus(ApiModel):
     """The plan that the split in force came from, or that the operator recommends."""
 
     split: Split
+    """The planned split."""
     period: Spread
+    """Expected time between two published policy versions."""
     staleness: StalenessSummary
+    """Expected staleness of trained samples."""
     run_time: RunTime
+    """Expected time of the whole run."""
     synchronous_period: float | None = Field(default=None, description="Period of the best synchronous layout in seconds.")
     bottleneck: str = Field(description="Which side bounds the period: samplers, trainers or balanced.")
     confidence: float | None = Field(default=None, description="Relative residual of the calibrated model; absent until something is measured.")
     placeable_gpus: int = Field(description="GPUs of the budget that the nodes can really hold.")
     planned_at: str
+    """When the plan was made."""
 
 
 class ObservedStatus(ApiModel):
     """What the metrics and the API server showed last."""
 
     at: str
+    """When it was read."""
     policy_version: int | None = None
+    """Policy version published last."""
     period_seconds: float | None = None
+    """Seconds between two published policy versions."""
     staleness_mean: float | None = None
+    """Mean staleness of trained samples in policy versions."""
     staleness_max: float | None = None
+    """Largest staleness of trained samples in policy versions."""
     queue_groups: float | None = None
+    """Complete groups that wait for the trainer."""
     in_flight_samples: float | None = None
+    """Samples submitted and not finished."""
     response_tokens_mean: float | None = None
+    """Mean response length in tokens, corrected for samples that still run."""
     gpus_held: int = Field(default=0, description="GPUs of pods that are bound or ungated and not yet gone.")
     layout_generation: int | None = Field(default=None, description="Smallest layout generation that the trainer pods acknowledged.")
 
@@ -109,10 +138,15 @@ class CalibrationStatus(ApiModel):
     """Measured over predicted speed, one factor a side, and how well the calibrated model fits."""
 
     sampler_factor: float = 1.0
+    """Measured over predicted speed of the samplers."""
     trainer_factor: float = 1.0
+    """Measured over predicted speed of the trainers."""
     residual: float | None = None
+    """Relative error that is left after calibration; absent until measured."""
     pegged: bool = False
+    """Whether a factor sits at its limit: the model or the hardware is not what the spec says."""
     observations: int = 0
+    """Measurements that the factors rest on."""
 
 
 class MovePhase(StrEnum):
@@ -129,14 +163,21 @@ class MoveStatus(ApiModel):
     """A move under way: everything that is needed to go on after a restart."""
 
     id: str
+    """Name of the move, unique within the job."""
     phase: MovePhase
+    """The phase that the move is in."""
     from_split: Split = Field(alias="from")
+    """The split before the move."""
     to_split: Split = Field(alias="to")
+    """The split that the move leads to."""
     reason: str
+    """Why the move was started."""
     predicted_gain: float = Field(description="Predicted gain as a fraction of the period.")
     generation: int = Field(description="Layout generation that the current phase published.")
     started_at: str
+    """When the move started."""
     phase_since: str
+    """When the current phase began."""
     deadline: str = Field(description="When the current phase gives up.")
     victims: tuple[str, ...] = Field(default=(), description="Pods that the move removes.")
     waiting_for: str = Field(default="", description="What the current phase waits for, and what a person can do.")
@@ -149,11 +190,13 @@ class MoveHistory(ApiModel):
     """What earlier moves left behind: cool-down, back-off and the measured cost of a move."""
 
     last_ended_at: str | None = None
+    """When the last move ended."""
     last_outcome: str | None = Field(default=None, description="Committed or RolledBack.")
     failures: int = Field(default=0, description="Roll-backs in a row.")
     not_before: str | None = Field(default=None, description="No move starts before this time.")
     cost_seconds: float | None = Field(default=None, description="Measured cost of a move in seconds of lost progress.")
     moves: int = 0
+    """Moves that were committed."""
 
 
 class DecisionCode(StrEnum):
@@ -184,34 +227,55 @@ class DecisionStatus(ApiModel):
     """One decision, with what it rested on."""
 
     at: str
+    """When it was taken, or last repeated."""
     code: DecisionCode
+    """Why, in one word for programs."""
     message: str
+    """Why, with the numbers, for people."""
     from_split: Split | None = Field(default=None, alias="from")
+    """The split at the time."""
     to_split: Split | None = Field(default=None, alias="to")
+    """The split that was wished."""
     predicted_gain: float | None = None
+    """Predicted gain as a fraction of the period."""
     measured_gain: float | None = None
+    """Measured gain as a fraction of the period, once a move has ended."""
     cost_seconds: float | None = None
+    """Cost of the move in seconds of lost progress."""
     response_tokens_mean: float | None = None
+    """Mean response length in tokens at the time."""
     period_seconds: float | None = None
+    """Observed period in seconds at the time."""
     count: int = Field(default=1, description="How often the same decision was taken in a row.")
 
 
 class RLJobStatus(ApiModel):
-    """The status of an RLJob."""
+    """What the operator reports; nobody else writes it."""
 
     phase: Phase = Phase.PENDING
+    """Where the job stands in its life."""
     observed_generation: int = 0
-    conditions: tuple[Condition, ...] = ()
+    """Generation of the spec that the status speaks of."""
+    conditions: tuple[Condition, ...] = Field(
+        default=(),
+        description="Conditions for kubectl wait; each message says what to do.",
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
+    )
     samplers: str | None = Field(default=None, description="Ready and wished sampler pods, such as 6/8.")
     trainers: str | None = Field(default=None, description="Ready and wished trainer pods, such as 2/2.")
     plan: PlanStatus | None = None
+    """The plan that the split in force came from, or that the operator recommends."""
     split: Split | None = Field(default=None, description="The split in force: what the children are made from outside of a move.")
     layout_generation: int = Field(default=0, description="Generation of the layout published last.")
     stopping_since: str | None = Field(
         default=None, description="When the job began to give up its GPUs, because it is suspended or complete."
     )
     observed: ObservedStatus | None = None
+    """What the metrics and the API server showed last."""
     calibration: CalibrationStatus | None = None
+    """Measured over predicted speed, one factor a side."""
     rebalance: MoveStatus | None = None
+    """The move under way; absent outside of a move."""
     moves: MoveHistory = Field(default_factory=MoveHistory)
+    """What earlier moves left behind: cool-down, back-off and the measured cost of a move."""
     decisions: tuple[DecisionStatus, ...] = Field(default=(), description="The last ten decisions, the newest last.")
