@@ -200,7 +200,8 @@ def _windowed(
         trainer_wait_share=over(view.newest("rljob_trainer_wait_seconds_total"), view.number("wait")).map(
             lambda waited: min(1.0, waited / window_s)
         ),
-        trained_samples_per_step=over(trained, samples / steps if samples and steps else None),
+        # Steps counted by a counter: extrapolated like the samples, so the extrapolation cancels.
+        trained_samples_per_step=over(trained, view.ratio("samples", "train_step_count")),
         trained_tokens_per_sample=over(trained, tokens / samples if samples and tokens else None),
         response_lengths=over(response, lengths),
         response_trend=over(
