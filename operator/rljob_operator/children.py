@@ -38,8 +38,9 @@ __all__ = [
 RENDEZVOUS_PORT = 29500
 """Where trainer pods meet if the template's first container declares no port: torch's default."""
 
-_LONGEST_NAME = 43
-"""Characters of a job's name: a StatefulSet labels its pods with ``<job>-trainers-<hash>``, and labels end at 63."""
+_LONGEST_NAME = {TrainerKind.DEPLOYMENT: 50, TrainerKind.STATEFUL_SET: 43}
+"""Characters of a job's name: ``<job>-samplers`` names a Service, and a StatefulSet labels its pods with
+``<job>-trainers-<revision>``; both end at 63."""
 
 _PROGRESS_DEADLINE_S = 3600
 """Gated pods are not stuck, so a workload may take long before it reports that it makes no progress."""
@@ -185,10 +186,10 @@ def _deployment(job: RLJob, role: str, split: Split, replicas: int) -> dict[str,
 
 
 def _checked_template(job: RLJob, role: str, split: Split) -> dict[str, Any]:
-    name = str(job.metadata["name"])
-    if len(name) > _LONGEST_NAME or not re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", name):
+    name, longest = str(job.metadata["name"]), _LONGEST_NAME[job.spec.trainer.kind]
+    if len(name) > longest or not re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", name):
         raise TemplateError(
-            f"metadata.name {name!r} can't name Services and StatefulSets: write at most {_LONGEST_NAME} lower-case letters, "
+            f"metadata.name {name!r} can't name Services and StatefulSets: write at most {longest} lower-case letters, "
             f"digits and dashes, a letter first"
         )
     return pod_template(job, role, split)

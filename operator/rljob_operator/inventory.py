@@ -120,7 +120,7 @@ def shortage(spec: RLJobSpec, inventory: Inventory) -> str | None:
     need = samplers * sampler_width + trainers * trainer_width
     asks = (
         f"needs at least {_fleet(samplers, 'sampler', sampler_width)} and {_fleet(trainers, 'trainer', trainer_width)}, "
-        f"each on one node"
+        f"each replica on one node"
     )
     lower = "lower minReplicas or gpusPerReplica of spec.sampler or spec.trainer"
     if need > spec.gpus:
