@@ -1,96 +1,328 @@
-"""Whether to change the split or the in-flight cap now, and why (signatures; bodies follow)."""
+"""Whether to change the split or the in-flight cap now, and why: a pure function of one situation.
+
+The order of the checks is the order of harm. A number that is unknown may not move a GPU, so that comes first; then a job that is
+not whole or has not settled, since what it shows is not the layout; then staleness over its limit, which spoils the training
+itself and is cured at once by a smaller in-flight cap; only then the split. A move must gain enough, pay its cost over the
+steps that remain, be wished several times in a row, and respect the pauses after the last one. Every way out has a code.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+import math
 
-from rljob_operator.readings import Telemetry
-from rljob_planner.api.spec import RLJobSpec
-from rljob_planner.api.status import DecisionCode, DecisionStatus, MoveHistory
-from rljob_planner.placement import Room
+from rljob_operator.measured import calibrated as calibrated
+from rljob_operator.outlook import Outlook
+from rljob_operator.rebalance import epoch_s
+from rljob_operator.situation import Decision as Decision
+from rljob_operator.situation import Planner as Planner
+from rljob_operator.situation import Situation as Situation
+from rljob_operator.situation import StalenessCheck as StalenessCheck
+from rljob_operator.situation import staleness_check as staleness_check
+from rljob_operator.situation import unknown_in_window, unknown_now
+from rljob_operator.status import remember, rounded
+from rljob_planner.api.spec import RebalanceMode, Resize
+from rljob_planner.api.status import DecisionCode, DecisionStatus
+from rljob_planner.errors import PlanningError
+from rljob_planner.search import Plan
 from rljob_planner.split import Split
 
+CAP_DEADBAND = 0.10
+"""Share by which the planner's in-flight cap must differ from the one in force to be worth a new layout."""
 
-@dataclass(frozen=True)
-class StalenessCheck:
-    """What the bound promises about staleness, against what was measured."""
+CAP_MIN_GAIN = 0.01
+"""Smallest predicted gain in the period for which the cap is raised: a higher cap costs staleness."""
 
-    statistic: str
-    """``mean`` (bounds none, admission, hold) or ``max`` (bound drop)."""
-    observed: float | None
-    """In policy versions; None if unknown."""
-    limit: float
-    """``spec.staleness.max``."""
-    within: bool | None
-    """None if unknown."""
+WAITING = frozenset({DecisionCode.NOT_PERSISTED, DecisionCode.COOLDOWN, DecisionCode.BACK_OFF})
+"""Codes of a wish that passed all tests of worth and only waits; they count as agreement."""
+
+MODE_CODES = {RebalanceMode.RECOMMEND: DecisionCode.RECOMMEND_ONLY, RebalanceMode.INITIAL: DecisionCode.INITIAL_ONLY}
 
 
-def staleness_check(spec: RLJobSpec, telemetry: Telemetry) -> StalenessCheck:
-    """Compare measured staleness with what the bound promises; the source of ``WithinStaleness``."""
-    raise NotImplementedError
+def decide(situation: Situation, planner: Planner | None = None) -> Decision:
+    """Decide, without side effects; never raises for what a job or its metrics may show."""
+    held = _held(situation) or _over_staleness(situation)
+    if held is not None:
+        return held
+    outlook = Outlook(situation, planner or Planner())
+    try:
+        return _about_split(situation, outlook)
+    except PlanningError as error:
+        return Decision(DecisionCode.NOTHING_PLACEABLE, f"no split can be planned, so the one in force stays: {error}")
 
 
-@dataclass(frozen=True)
-class Situation:
-    """Everything that one decision rests on."""
-
-    spec: RLJobSpec
-    split: Split
-    """The split in force; its ``in_flight`` is the cap in force."""
-    rooms: Sequence[Room]
-    """What the nodes can give to this job: free GPUs plus those that the job's own pods hold."""
-    telemetry: Telemetry
-    calibration: Any
-    now_s: float
-    moves: MoveHistory
-    decisions: tuple[DecisionStatus, ...]
-    """The decisions before this one, the newest last."""
-    pods_ready: bool
-    not_ready: str = ""
-    """What is not ready, in words, if ``pods_ready`` is false."""
-    in_move: bool = False
-    remaining_steps: int | None = None
-    """Steps to go; from the policy version if None."""
-    move_cost_prior_s: float | None = None
-    """Cost of a move in seconds of lost progress while none was measured; estimated if None."""
-    seed: int = 0
+def _held(s: Situation) -> Decision | None:
+    """Why nothing can be decided now, None if it can."""
+    unknown = unknown_now(s.telemetry)
+    if unknown:
+        return _metrics_unknown(s, unknown)
+    if not s.pods_ready:
+        return Decision(
+            DecisionCode.NOT_READY, f"pods are not ready, so the split is left alone: {s.not_ready or 'see Ready'}"
+        )
+    settling = _settling(s)
+    if settling is not None:
+        return Decision(DecisionCode.SETTLING, settling)
+    unknown = unknown_in_window(s.telemetry)
+    return _metrics_unknown(s, unknown) if unknown else _in_turnover(s)
 
 
-@dataclass(frozen=True)
-class Decision:
-    """What to do now, and why."""
-
-    code: DecisionCode
-    message: str
-    """One sentence with the numbers."""
-    split: Split | None = None
-    """The wished split: the target of MOVE; of RECOMMEND_ONLY, INITIAL_ONLY, TRAINER_FIXED and of the codes that wait, the wish."""
-    in_flight: int | None = None
-    """The new in-flight cap of LOWER_CAP and RAISE_CAP, in samples."""
-    predicted_gain: float | None = None
-    """Fraction of the period that the wished split saves."""
-    saving_s: float | None = None
-    """Seconds saved over the remaining steps."""
-    cost_s: float | None = None
-    """Seconds of progress that the move is expected to cost."""
-    plan: Any | None = None
-    """The planner's whole answer where it was asked."""
-    response_tokens_mean: float | None = None
-    """Mean response length that the plan was made for: corrected for growth."""
+def _metrics_unknown(s: Situation, unknown: tuple[str, ...]) -> Decision:
+    remedy = f": {s.telemetry.missing[0]}" if s.telemetry.missing else ""
+    return Decision(DecisionCode.METRICS_UNKNOWN, f"nothing is resized while {', '.join(unknown)} are unknown{remedy}")
 
 
-def decide(situation: Situation) -> Decision:
-    """Decide, without side effects."""
-    raise NotImplementedError
+def _settling(s: Situation) -> str | None:
+    telemetry = s.telemetry
+    if s.in_move:
+        return "a move is under way"
+    if telemetry.since_s is None or telemetry.window_s <= 0:
+        return "the present layout was acknowledged too short a while ago to measure anything"
+    steps = telemetry.steps_in_window.value
+    if steps is not None and steps < s.settle_steps:
+        if telemetry.since_s > telemetry.window_s + 1.0:
+            return f"only {steps} steps ended in the last {telemetry.window_s:.0f} s: if steps are not that long, see the trainer's log"
+        return f"{steps} steps ended since the present layout was acknowledged, {s.settle_steps} are needed"
+    return None
 
 
-def calibrated(previous: Any, telemetry: Telemetry, spec: RLJobSpec, split: Split, rooms: Sequence[Room]) -> Any:
-    """The calibration after this observation; ``previous`` unchanged where a side's readings are unknown."""
-    raise NotImplementedError
+def _in_turnover(s: Situation) -> Decision | None:
+    """Settling, until the samples that started with the layout have ended: before, short ones alone have finished."""
+    lengths, iteration_s = s.telemetry.response_lengths.value, s.telemetry.iteration_s.value
+    if lengths is None or iteration_s is None or s.telemetry.since_s is None:
+        return None
+    turnover_s = lengths.quantile(0.95) * iteration_s
+    if s.telemetry.since_s >= turnover_s:
+        return None
+    return Decision(
+        DecisionCode.SETTLING,
+        f"the layout is {s.telemetry.since_s:.0f} s old, and 95 % of the responses that started with it end within {turnover_s:.0f} s",
+    )
 
 
-def recorded(decisions: tuple[DecisionStatus, ...], decision: Decision, situation: Situation, at: str) -> tuple[DecisionStatus, ...]:
-    """The last ten decisions with this one: repeated (same code, same direction of the wish) ones are counted, not listed."""
-    raise NotImplementedError
+def _over_staleness(s: Situation) -> Decision | None:
+    """A lower cap where staleness is over its limit; None if it is not, or if the cap cannot go lower."""
+    check = staleness_check(s.spec, s.telemetry)
+    if s.spec.rebalance.mode is not RebalanceMode.AUTO or not check.clearly_over or check.observed is None:
+        return None
+    cap, group = s.split.in_flight, s.spec.workload.samples_per_prompt
+    ratio = min(0.95, max(0.5, 0.95 * check.limit / check.observed))
+    lower = max(group, math.floor(cap * ratio / group) * group)
+    if lower >= cap:
+        return None
+    measured = f"{check.statistic} staleness {check.observed:.2f} is over the limit of {check.limit:g}"
+    if _cap_is_fresh(s, check.observed):
+        return Decision(
+            DecisionCode.SETTLING,
+            f"{measured}, but samples of before the last change of the cap are still being trained",
+        )
+    return Decision(
+        DecisionCode.LOWER_CAP, f"{measured}: the in-flight cap goes from {cap} to {lower} samples", in_flight=lower
+    )
+
+
+def _cap_is_fresh(s: Situation, staleness: float) -> bool:
+    """Whether samples that started under an earlier cap are still trained: a cap takes ``staleness`` periods to show."""
+    period_s = s.telemetry.period_s.value or 0.0
+    changes = (DecisionCode.LOWER_CAP, DecisionCode.RAISE_CAP)
+    last = next((epoch_s(d.at) for d in reversed(s.decisions) if d.code in changes), None)
+    return last is not None and s.now_s - last < (staleness + 2.0) * period_s
+
+
+def _about_split(s: Situation, outlook: Outlook) -> Decision:
+    fixed = s.spec.trainer.resize is Resize.FIXED
+    present_trainers = s.split.trainers.replicas
+    best = outlook.plan(present_trainers if fixed else None)
+    if best.split.same_shape(s.split):
+        blocked = _trainer_fixed(s, outlook) if fixed else None
+        return _cap(s, outlook, best) or blocked or _at_optimum(s, outlook, best)
+    # What a better cap alone would bring is no reason to move GPUs.
+    present = best if fixed else outlook.plan(present_trainers)
+    reachable = s.split
+    if present.split.same_shape(s.split):
+        reachable = s.split.model_copy(update={"in_flight": _allowed_cap(s, present.split.in_flight)})
+        if outlook.gain(s.split, reachable) <= 0:
+            reachable = s.split
+    gain = outlook.gain(reachable, best.split)
+    if gain < s.spec.rebalance.min_gain_fraction:
+        capped = _cap(s, outlook, present) if present.split.same_shape(s.split) else None
+        return capped or _decision(
+            outlook,
+            DecisionCode.GAIN_TOO_SMALL,
+            f"{best.split.label()} would save {gain:.1%} of the period, less than minGain {s.spec.rebalance.min_gain}",
+            best,
+            best.split,
+            gain,
+        )
+    if s.spec.rebalance.mode is not RebalanceMode.AUTO:
+        return _worth(s, outlook, best, best.split, gain)
+    target = outlook.step_towards(best.split)
+    step_gain = gain if target == best.split else outlook.gain(reachable, target)
+    if step_gain <= 0:
+        return _decision(
+            outlook,
+            DecisionCode.GAIN_TOO_SMALL,
+            f"{best.split.label()} would save {gain:.1%} of the period, but {target.label()}, the farthest that one move may go, "
+            "saves nothing: raise rebalance.maxStepGPUs",
+            best,
+            target,
+            step_gain,
+        )
+    return _worth(s, outlook, best, target, step_gain)
+
+
+def _worth(s: Situation, outlook: Outlook, best: Plan, target: Split, gain: float) -> Decision:
+    """The decision about a target that gains: whether it pays, and whether it is time."""
+    saving_s, cost_s = outlook.saving_s(gain), outlook.cost_s(target)
+    wish = (
+        f"{s.split.label()} → {target.label()} saves {gain:.1%} of the period "
+        f"({outlook.observed_period_s:.3g} s measured, responses {outlook.corrected.mean_tokens:.0f} tokens)"
+    )
+
+    def say(code: DecisionCode, words: str) -> Decision:
+        return _decision(outlook, code, f"{wish}{words}", best, target, gain, saving_s, cost_s)
+
+    if saving_s is None or saving_s <= cost_s:
+        steps = s.steps_to_go
+        return say(
+            DecisionCode.NOT_WORTH_COST,
+            f": {saving_s or 0.0:.0f} s over the {steps} steps that remain, not more than the {cost_s:.0f} s that the move costs",
+        )
+    mode = s.spec.rebalance.mode
+    if mode is not RebalanceMode.AUTO:
+        return say(MODE_CODES[mode], f", {saving_s:.0f} s over the run; rebalance.mode {mode.value} leaves it to you")
+    ended_s = None if s.moves.last_ended_at is None else epoch_s(s.moves.last_ended_at)
+    if ended_s is not None and s.now_s < ended_s + s.spec.rebalance.cooldown_s:
+        left_s = ended_s + s.spec.rebalance.cooldown_s - s.now_s
+        return say(DecisionCode.COOLDOWN, f", once the cooldown of the last move ends in {left_s:.0f} s")
+    not_before_s = None if s.moves.not_before is None else epoch_s(s.moves.not_before)
+    if not_before_s is not None and s.now_s < not_before_s:
+        left_s = not_before_s - s.now_s
+        return say(DecisionCode.BACK_OFF, f", but the last move was rolled back: the next may start in {left_s:.0f} s")
+    agreeing = 1 + agreement(s.decisions, s.split, target)
+    if agreeing < s.spec.rebalance.persistence:
+        return say(DecisionCode.NOT_PERSISTED, f", wished {agreeing} times of {s.spec.rebalance.persistence} in a row")
+    return say(DecisionCode.MOVE, f": {saving_s:.0f} s over the run for {cost_s:.0f} s that the move costs")
+
+
+def agreement(decisions: tuple[DecisionStatus, ...], split: Split, target: Split) -> int:
+    """How many decisions in a row, up to the last, wished to go the way of ``split`` → ``target`` and only waited."""
+    wished = direction(split, target)
+    count = 0
+    for decision in reversed(decisions):
+        if decision.code not in WAITING or decision.to_split is None or decision.from_split is None:
+            break
+        if not decision.from_split.same_shape(split) or direction(decision.from_split, decision.to_split) != wished:
+            break
+        count += decision.count
+    return count
+
+
+def direction(before: Split, after: Split) -> tuple[str, int]:
+    """Which way a change goes: the side that tells (trainers, unless only samplers change) and the sign of its change."""
+    trainers = after.trainers.gpus - before.trainers.gpus
+    samplers = after.samplers.gpus - before.samplers.gpus
+    return ("trainers", (trainers > 0) - (trainers < 0)) if trainers else ("samplers", (samplers > 0) - (samplers < 0))
+
+
+def _trainer_fixed(s: Situation, outlook: Outlook) -> Decision | None:
+    """What trainers that cannot be resized cost, None if no more than minGain."""
+    free = outlook.plan()
+    if free.split.same_shape(s.split):
+        return None
+    gain = outlook.gain(s.split, free.split)
+    if gain < s.spec.rebalance.min_gain_fraction:
+        return None
+    return _decision(
+        outlook,
+        DecisionCode.TRAINER_FIXED,
+        f"{free.split.label()} would save {gain:.1%} of the period, but trainer.resize is fixed: set it to elastic if the trainer "
+        "can follow a change of its replicas",
+        free,
+        free.split,
+        gain,
+    )
+
+
+def _at_optimum(s: Situation, outlook: Outlook, best: Plan) -> Decision:
+    return _decision(
+        outlook,
+        DecisionCode.AT_OPTIMUM,
+        f"{s.split.label()} is the best split for responses of {outlook.corrected.mean_tokens:.0f} tokens "
+        f"(period {outlook.period_s(s.split):.3g} s predicted, {outlook.observed_period_s:.3g} s measured)",
+        best,
+    )
+
+
+def _allowed_cap(s: Situation, wished: int) -> int:
+    """The wished cap, raised no further than measured staleness leaves room for (it grows in proportion to the cap)."""
+    check = staleness_check(s.spec, s.telemetry)
+    if wished <= s.split.in_flight or not check.observed:
+        return wished
+    group = s.spec.workload.samples_per_prompt
+    room = math.floor(s.split.in_flight * check.limit / check.observed / group) * group
+    return max(s.split.in_flight, min(wished, room))
+
+
+def _cap(s: Situation, outlook: Outlook, present: Plan) -> Decision | None:
+    """A better in-flight cap for the split in force, None if the one in force is near enough."""
+    cap, better = s.split.in_flight, _allowed_cap(s, present.split.in_flight)
+    check = staleness_check(s.spec, s.telemetry)
+    if abs(better - cap) <= CAP_DEADBAND * cap or _cap_is_fresh(s, check.observed or 0.0):
+        return None
+    gain = outlook.gain(s.split, s.split.model_copy(update={"in_flight": better}))
+    if gain < (CAP_MIN_GAIN if better > cap else -CAP_MIN_GAIN / 2):
+        return None
+    code = DecisionCode.RAISE_CAP if better > cap else DecisionCode.LOWER_CAP
+    code = MODE_CODES.get(s.spec.rebalance.mode, code)
+    return Decision(
+        code,
+        f"the best in-flight cap for {s.split.label()} is {better} samples, not {cap}: it changes the period by {-gain:+.1%} "
+        f"({check.statistic} staleness {check.observed or 0.0:.2f} of at most {check.limit:g})",
+        in_flight=better,
+        predicted_gain=gain,
+        plan=present,
+        response_tokens_mean=outlook.corrected.mean_tokens,
+    )
+
+
+def _decision(
+    outlook: Outlook,
+    code: DecisionCode,
+    message: str,
+    plan: Plan,
+    split: Split | None = None,
+    gain: float | None = None,
+    saving_s: float | None = None,
+    cost_s: float | None = None,
+) -> Decision:
+    return Decision(
+        code,
+        message,
+        split,
+        None,
+        gain,
+        saving_s,
+        cost_s,
+        plan,
+        outlook.corrected.mean_tokens,
+    )
+
+
+def recorded(
+    decisions: tuple[DecisionStatus, ...], decision: Decision, situation: Situation, at: str
+) -> tuple[DecisionStatus, ...]:
+    """The decisions to keep in the status after this one, taken ``at`` (RFC 3339)."""
+    return remember(
+        decisions,
+        DecisionStatus(
+            at=at,
+            code=decision.code,
+            message=decision.message,
+            from_split=situation.split,
+            to_split=decision.split,
+            predicted_gain=rounded(decision.predicted_gain),
+            cost_seconds=rounded(decision.cost_s),
+            response_tokens_mean=rounded(decision.response_tokens_mean),
+            period_seconds=rounded(situation.telemetry.period_s.value),
+        ),
+    )

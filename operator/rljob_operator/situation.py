@@ -1,0 +1,162 @@
+"""What a decision rests on and what it says: the values that go into ``decide`` and come out of it.
+
+The planner is among the inputs, as two functions, so that a decision can be tested without a simulation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from rljob_operator.readings import Reading, Telemetry
+from rljob_planner import search
+from rljob_planner.api.spec import Bound, RLJobSpec
+from rljob_planner.api.status import DecisionCode, DecisionStatus, MoveHistory
+from rljob_planner.calibrate import Calibration
+from rljob_planner.placement import Room
+from rljob_planner.split import Split
+
+
+@dataclass(frozen=True)
+class Planner:
+    """The two questions that a decision asks; both raise ``search.PlanningError`` where there is no answer."""
+
+    plan: Callable[..., search.Plan] = search.plan
+    """The best split, as ``search.plan``."""
+    evaluate: Callable[..., search.Evaluation] = search.evaluate
+    """What one split gives, as ``search.evaluate``."""
+
+
+@dataclass(frozen=True)
+class Situation:
+    """Everything that one decision rests on."""
+
+    spec: RLJobSpec
+    """The spec, with the budget that quotas leave and the accelerator that the nodes show."""
+    split: Split
+    """The split in force; its ``in_flight`` is the cap in force."""
+    rooms: Sequence[Room]
+    """What the nodes can give to this job: free GPUs plus those that the job's own pods hold."""
+    telemetry: Telemetry
+    calibration: Calibration
+    """The calibration after this telemetry (``calibrated``)."""
+    now_s: float
+    """Seconds since the epoch."""
+    moves: MoveHistory
+    decisions: tuple[DecisionStatus, ...]
+    """The decisions before this one, the newest last."""
+    pods_ready: bool
+    """Whether all wished pods are ready."""
+    not_ready: str = ""
+    """What is not ready, in words, if ``pods_ready`` is false."""
+    in_move: bool = False
+    """Whether a move is under way."""
+    remaining_steps: int | None = None
+    """Steps to go; from the policy version if None."""
+    move_cost_prior_s: float | None = None
+    """Cost of a move in seconds of lost progress while none was measured; estimated if None."""
+    settle_steps: int = 3
+    """Steps after a start or a move before what is measured describes the layout in force."""
+    seed: int = 0
+    """Seed of the planner's simulations: the same for all splits, so that noise cancels where they are compared."""
+
+    @property
+    def steps_to_go(self) -> int | None:
+        """Steps that remain, None if the policy version is unknown."""
+        if self.remaining_steps is not None:
+            return self.remaining_steps
+        version = self.telemetry.policy_version.value
+        return None if version is None else max(0, self.spec.workload.steps - version)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What to do now, and why."""
+
+    code: DecisionCode
+    message: str
+    """One sentence with the numbers."""
+    split: Split | None = None
+    """The wished split: the target of MOVE; of RECOMMEND_ONLY, INITIAL_ONLY, TRAINER_FIXED and of the codes that wait, the wish."""
+    in_flight: int | None = None
+    """The new in-flight cap of LOWER_CAP and RAISE_CAP, or the one that RECOMMEND_ONLY and INITIAL_ONLY would set, in samples."""
+    predicted_gain: float | None = None
+    """Fraction of the period (of the cost of a step, if that is the objective) that the wished split saves."""
+    saving_s: float | None = None
+    """Seconds saved over the remaining steps."""
+    cost_s: float | None = None
+    """Seconds of progress that the move is expected to cost."""
+    plan: search.Plan | None = field(default=None, repr=False)
+    """The planner's whole answer where it was asked."""
+    response_tokens_mean: float | None = None
+    """Mean response length in tokens that the plan was made for: corrected for growth."""
+
+
+STALENESS_TOLERANCE = 0.02
+"""Share of the limit by which a measured mean may exceed it before the cap is lowered: under ``admission`` it sits at the limit."""
+
+
+@dataclass(frozen=True)
+class StalenessCheck:
+    """What the bound promises about staleness, against what was measured."""
+
+    statistic: str
+    """``max`` for the bound ``drop``, which discards what is staler; else ``mean``, which single slow samples may exceed."""
+    observed: float | None
+    """In policy versions; None if unknown."""
+    limit: float
+    """The largest staleness that the spec tolerates, in policy versions."""
+
+    @property
+    def within(self) -> bool | None:
+        """Whether the promise holds; None if unknown."""
+        return None if self.observed is None else self.observed <= self.limit
+
+    @property
+    def clearly_over(self) -> bool:
+        """Whether it is known to be broken by more than the noise of a mean."""
+        return self.observed is not None and self.observed > self.limit + STALENESS_TOLERANCE * max(1.0, self.limit)
+
+
+def staleness_check(spec: RLJobSpec, telemetry: Telemetry) -> StalenessCheck:
+    """Compare measured staleness with what the bound of the job promises."""
+    if spec.staleness.bound is Bound.DROP:
+        return StalenessCheck("max", telemetry.staleness_max.value, float(spec.staleness.max))
+    return StalenessCheck("mean", telemetry.staleness_mean.value, float(spec.staleness.max))
+
+
+def unknown_now(telemetry: Telemetry) -> tuple[str, ...]:
+    """The quantities of this instant that a decision needs and that are unknown, in words."""
+    return _unknown(
+        {
+            "the policy version": telemetry.policy_version,
+            "the queue depth": telemetry.queue_groups,
+            "the samples in flight": telemetry.in_flight_samples,
+            "the acknowledged layout generation": telemetry.layout_generation,
+            "the running samples of a sampler pod": telemetry.running,
+            "the KV use of a sampler pod": telemetry.kv_usage,
+        }
+    )
+
+
+def unknown_in_window(telemetry: Telemetry) -> tuple[str, ...]:
+    """The quantities of the window that a decision needs and that are unknown, in words."""
+    return _unknown(
+        {
+            "the period": telemetry.period_s,
+            "the time of a training step": telemetry.train_step_s,
+            "the mean staleness": telemetry.staleness_mean,
+            "the largest staleness": telemetry.staleness_max,
+            "the response lengths": telemetry.response_lengths,
+            "the trend of response lengths": telemetry.response_trend,
+            "the time of a decode iteration": telemetry.iteration_s,
+        }
+    )
+
+
+def _unknown(readings: dict[str, object]) -> tuple[str, ...]:
+    return tuple(
+        f"{words} ({reading.state})"
+        for words, reading in readings.items()
+        if isinstance(reading, Reading) and not reading.known
+    )
