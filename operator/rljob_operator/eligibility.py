@@ -76,13 +76,16 @@ def untolerated_taints(spec: RLJobSpec, role: str, node: Mapping[str, Any]) -> t
     The tolerations count that the children carry, and those that admission gives to every pod: for nodes that are not
     ready or unreachable, for a while.
     """
+    taints = [
+        taint
+        for taint in (node.get("spec") or {}).get("taints") or ()
+        if taint.get("effect") in ("NoSchedule", "NoExecute")
+    ]
+    if not taints:
+        return ()
     tolerations = tolerations_of(spec, role)
     tolerations += [{"key": key, "operator": "Exists", "effect": "NoExecute"} for key in _UNREACHABLE]
-    return tuple(
-        _taint_text(taint)
-        for taint in (node.get("spec") or {}).get("taints") or ()
-        if taint.get("effect") in ("NoSchedule", "NoExecute") and not any(_tolerates(t, taint) for t in tolerations)
-    )
+    return tuple(_taint_text(taint) for taint in taints if not any(_tolerates(t, taint) for t in tolerations))
 
 
 def is_node_ready(node: Mapping[str, Any]) -> bool:

@@ -11,8 +11,9 @@ out; pods of others that wait for a node compete, and are reported rather than g
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,14 +83,17 @@ def take_inventory(
     notes = Notes()
     spec = _readable(spec, notes)
     sites = survey(spec, nodes, own, others, notes)
-    older = older_jobs(other_jobs, uid)
-    for job in older:
-        claims, about = claims_of(job, others)
+    older = {str(job["metadata"].get("uid")): job for job in older_jobs(other_jobs, uid)}
+    pods_of: dict[str, list[Pod]] = {}
+    for pod in others:
+        pods_of.setdefault(_uid_label(pod), []).append(pod)
+    for other, job in older.items():
+        claims, about = claims_of(job, pods_of.get(other, ()))
         notes.other.extend(about)
         for claim in claims:
             _reserve(claim, sites)
     resources = gpu_resources(spec)
-    _note_waiting(others, {str(job["metadata"].get("uid")) for job in older}, resources, notes)
+    _note_waiting(others, older.keys(), resources, notes)
     _note_unchecked(spec, _ROLES, notes)
     rooms_under, about_quotas = quota_rooms(
         quotas, templates={r: template_of(spec, r) for r in _ROLES}, resources=resources, own=own, others=others
@@ -125,8 +129,8 @@ def shortage(spec: RLJobSpec, inventory: Inventory) -> str | None:
     lower = "lower minReplicas or gpusPerReplica of spec.sampler or spec.trainer"
     if need > spec.gpus:
         return f"{asks}: {need} GPUs, but the budget is {spec.gpus}: raise spec.gpus to {need} or more, or {lower}"
-    if need > inventory.budget and inventory.quota is not None:
-        quota = inventory.quota
+    quota = inventory.quota
+    if quota is not None and need > quota.gpus:
         return (
             f"{asks}: {need} GPUs, but ResourceQuota {quota.name} leaves {quota.gpus} to the job: raise the quota's "
             f"requests.{nodes_of(spec, TRAINER).gpu_resource} by {need - quota.gpus} or more, or {lower}"
@@ -153,13 +157,17 @@ def _readable(spec: RLJobSpec, notes: Notes) -> RLJobSpec:
 
 
 def _reserve(claim: Claim, sites: Sequence[Site]) -> None:
-    usable = [s for s in sites if s.resource == claim.resource and s.open_to and claim.allows(s.node)]
-    for _ in range(claim.replicas):
-        site = max(usable, key=lambda s: s.unclaimed, default=None)
-        # Fragments that are too narrow for the older job's replica help it in no way, so they stay free.
-        if site is None or site.unclaimed < claim.gpus_per_replica:
-            return
-        site.reserved += claim.gpus_per_replica
+    # The most free node comes first, so whether it is allowed is only asked of the few that are looked at.
+    by_room = [(-s.unclaimed, i) for i, s in enumerate(sites) if s.resource == claim.resource and s.open_to]
+    heapq.heapify(by_room)
+    left = claim.replicas
+    # Fragments that are too narrow for the older job's replica help it in no way, so they stay free.
+    while left and by_room and -by_room[0][0] >= claim.gpus_per_replica:
+        _, i = heapq.heappop(by_room)
+        if claim.allows(sites[i].node):
+            sites[i].reserved += claim.gpus_per_replica
+            left -= 1
+            heapq.heappush(by_room, (-sites[i].unclaimed, i))
 
 
 def _accelerator(spec: RLJobSpec, role: str, sites: Sequence[Site], notes: Notes) -> str | None:
@@ -180,7 +188,7 @@ def _accelerator(spec: RLJobSpec, role: str, sites: Sequence[Site], notes: Notes
     return ranked[0] if ranked else None
 
 
-def _note_waiting(others: Sequence[Pod], reserving: set[str], resources: Iterable[str], notes: Notes) -> None:
+def _note_waiting(others: Sequence[Pod], reserving: Collection[str], resources: Iterable[str], notes: Notes) -> None:
     waiting = 0
     gpus = 0
     claims = 0

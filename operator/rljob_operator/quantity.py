@@ -47,6 +47,9 @@ def quantity(value: object) -> Fraction:
 
 def whole(value: object) -> int:
     """A quantity of GPUs, which are only handed out whole; raises QuantityError for a fraction or a negative number."""
+    # All but odd ones look like this, and an inventory reads one for every pod of the cluster.
+    if isinstance(value, str) and value.isascii() and value.isdigit():
+        return int(value)
     number = quantity(value)
     if number.denominator != 1 or number < 0:
         raise QuantityError(f"{value!r} is not a whole number of GPUs")

@@ -13,8 +13,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from rljob_operator.eligibility import nodes_of, selects, untolerated_taints
-from rljob_operator.gate import SAMPLER, TRAINER, UID_LABEL, Pod, is_terminal, pod_gpus, role_of
+from rljob_operator.eligibility import selects, untolerated_taints
+from rljob_operator.gate import SAMPLER, TRAINER, Pod, is_terminal, pod_gpus, role_of
 from rljob_planner.api.spec import RLJobSpec
 
 _SIDES = {SAMPLER: "samplers", TRAINER: "trainers"}
@@ -45,7 +45,7 @@ def older_jobs(jobs: Iterable[Mapping[str, Any]], uid: str) -> tuple[Mapping[str
 
 
 def claims_of(job: Mapping[str, Any], pods: Sequence[Pod]) -> tuple[tuple[Claim, ...], tuple[str, ...]]:
-    """What a job has been promised and has no node for, and notes for people; ``pods`` may hold those of other jobs too.
+    """What a job has been promised and has no node for, and notes for people; ``pods`` are the job's own.
 
     Promised is the larger of the split in force and both ends of a move under way. A job that is suspended or has ended is
     promised nothing. If its spec can't be read (it was written for another version of the API), its pods are taken to fit
@@ -53,34 +53,43 @@ def claims_of(job: Mapping[str, Any], pods: Sequence[Pod]) -> tuple[tuple[Claim,
     """
     status = job.get("status") or {}
     raw = job.get("spec") or {}
-    name = f"{job['metadata'].get('namespace', '')}/{job['metadata'].get('name', '')}"
     if raw.get("suspend") or status.get("phase") in _ENDED:
         return (), ()
     move = status.get("rebalance") or {}
     splits = [s for s in (status.get("split"), move.get("from"), move.get("to")) if s]
-    if not splits:
+    missing = {role: shape for role in _SIDES if (shape := _missing(raw, role, splits, pods))[1]}
+    if not missing:
         return (), ()
+    name = f"{job['metadata'].get('namespace', '')}/{job['metadata'].get('name', '')}"
     notes: tuple[str, ...] = ()
     spec: RLJobSpec | None = None
     try:
         spec = RLJobSpec.model_validate(raw)
     except ValidationError:
         notes = (f"the spec of job {name} can't be read, so what it still needs is set aside on any node",)
-    mine = [p for p in pods if ((p.get("metadata") or {}).get("labels") or {}).get(UID_LABEL) == _uid(job)]
-    claims = []
-    for role, side in _SIDES.items():
-        resource = _raw_resource(raw, role) if spec is None else nodes_of(spec, role).gpu_resource
-        width = max((int(s[side]["gpusPerReplica"]) for s in splits), default=0)
-        promised = max(int(s[side]["replicas"]) * int(s[side]["gpusPerReplica"]) for s in splits)
-        bound = sum(
-            pod_gpus(p, resource)
-            for p in mine
-            if role_of(p) == role and (p.get("spec") or {}).get("nodeName") and not is_terminal(p)
-        )
-        missing = -(-max(0, promised - bound) // width) if width else 0
-        if missing:
-            claims.append(Claim(name, resource, width, missing, _allows(spec, role)))
+    claims = (
+        Claim(name, _resource(raw, role), width, replicas, _allows(spec, role))
+        for role, (width, replicas) in missing.items()
+    )
     return tuple(claims), notes
+
+
+def _missing(
+    raw: Mapping[str, Any], role: str, splits: Sequence[Mapping[str, Any]], pods: Sequence[Pod]
+) -> tuple[int, int]:
+    """GPUs of a replica, and replicas that are promised and have no node."""
+    sides = [split[_SIDES[role]] for split in splits]
+    width = max((int(side["gpusPerReplica"]) for side in sides), default=0)
+    promised = max((int(side["replicas"]) * int(side["gpusPerReplica"]) for side in sides), default=0)
+    if not width or not promised:
+        return width, 0
+    resource = _resource(raw, role)
+    bound = sum(
+        pod_gpus(p, resource)
+        for p in pods
+        if role_of(p) == role and (p.get("spec") or {}).get("nodeName") and not is_terminal(p)
+    )
+    return width, -(-max(0, promised - bound) // width)
 
 
 def _allows(spec: RLJobSpec | None, role: str) -> Callable[[Mapping[str, Any]], bool]:
@@ -90,7 +99,7 @@ def _allows(spec: RLJobSpec | None, role: str) -> Callable[[Mapping[str, Any]], 
     return lambda node: selects(known, role, node) and not untolerated_taints(known, role, node)
 
 
-def _raw_resource(spec: Mapping[str, Any], role: str) -> str:
+def _resource(spec: Mapping[str, Any], role: str) -> str:
     nodes = (spec.get(role) or {}).get("nodes") or spec.get("nodes") or {}
     return str(nodes.get("gpuResource") or "nvidia.com/gpu")
 
