@@ -143,6 +143,7 @@ def unknown_in_window(telemetry: Telemetry) -> tuple[str, ...]:
     """The quantities of the window that a decision needs and that are unknown, in words."""
     return _unknown(
         {
+            "the steps in the window": telemetry.steps_in_window,
             "the period": telemetry.period_s,
             "the time of a training step": telemetry.train_step_s,
             "the mean staleness": telemetry.staleness_mean,

@@ -1,0 +1,626 @@
+"""Decisions on made-up situations: every code, the order of the checks, calm, and that the unknown moves nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rljob_operator.decide import (
+    Decision,
+    Planner,
+    Situation,
+    agreement,
+    calibrated,
+    decide,
+    direction,
+    recorded,
+    staleness_check,
+)
+from rljob_operator.measured import sampler_reading, trainer_reading
+from rljob_operator.outlook import taken_gpus
+from rljob_operator.readings import LengthHistogram, Reading, SamplerTelemetry, Telemetry, Trend
+from rljob_operator.rebalance import timestamp, with_replicas
+from rljob_planner.api.spec import RLJobSpec
+from rljob_planner.api.status import DecisionCode, DecisionStatus, MoveHistory
+from rljob_planner.calibrate import Calibration
+from rljob_planner.errors import PlanningError
+from rljob_planner.placement import Room
+from rljob_planner.split import SamplerSplit, Split, TrainerSplit
+
+NOW_S = 1_700_000_000.0
+PERIOD_S = 10.0
+BUDGET = 64
+CAP = 1000
+
+
+def split(samplers: int = 48, trainers: int = 2, in_flight: int = CAP) -> Split:
+    return Split(
+        mode="async",
+        samplers=SamplerSplit(replicas=samplers, gpus_per_replica=1, tensor_parallel=1, max_running=64),
+        trainers=TrainerSplit(replicas=trainers, gpus_per_replica=8, dp=trainers * 8, tp=1, pp=1, ep=1),
+        in_flight=in_flight,
+    )
+
+
+def spec(**changes: Any) -> RLJobSpec:
+    raw: dict[str, Any] = {
+        "gpus": BUDGET,
+        "accelerator": "H100-SXM",
+        "model": {"name": "Qwen/Qwen3-8B"},
+        "workload": {
+            "promptsPerStep": 16,
+            "samplesPerPrompt": 8,
+            "steps": 1000,
+            "promptTokens": {"mean": 200},
+            "responseTokens": {"mean": 1000, "max": 8192},
+        },
+        "staleness": {"max": 4},
+        "sampler": {"template": {"spec": {"containers": [{"name": "engine"}]}}},
+        "trainer": {"template": {"spec": {"containers": [{"name": "trainer"}]}}},
+        "rebalance": {"persistence": 1},
+    }
+    for path, value in changes.items():
+        *parents, leaf = path.split("__")
+        target = raw
+        for parent in parents:
+            target = target.setdefault(parent, {})
+        target[leaf] = value
+    return RLJobSpec.model_validate(raw)
+
+
+PODS = ("s-0", "s-1")
+
+
+def sampler(**changes: Reading[float]) -> SamplerTelemetry:
+    known = SamplerTelemetry(
+        running=Reading.of(30.0),
+        waiting=Reading.of(0.0),
+        kv_usage=Reading.of(0.4),
+        kv_tokens=Reading.of(100_000.0),
+        running_mean=Reading.of(30.0),
+        kv_usage_mean=Reading.of(0.5),
+        iteration_s=Reading.of(0.02),
+        generation_tokens_per_s=Reading.of(1500.0),
+    )
+    return replace(known, **changes)
+
+
+def telemetry(**changes: Any) -> Telemetry:
+    known = Telemetry(
+        at=NOW_S,
+        window_s=120.0,
+        since_s=3600.0,
+        policy_version=Reading.of(100),
+        steps_in_window=Reading.of(12),
+        queue_groups=Reading.of(4.0),
+        in_flight_samples=Reading.of(900.0),
+        layout_generation=Reading.of(3),
+        staleness_mean=Reading.of(2.0),
+        staleness_p95=Reading.of(3.0),
+        staleness_max=Reading.of(5.0),
+        period_s=Reading.of(PERIOD_S),
+        train_step_s=Reading.of(8.0),
+        trainer_wait_share=Reading.of(0.1),
+        weight_sync_s=Reading.of(0.5),
+        trained_samples_per_step=Reading.of(128.0),
+        trained_tokens_per_sample=Reading.of(1000.0),
+        response_lengths=Reading.of(LengthHistogram(((500.0, 30.0), (1000.0, 40.0), (2000.0, 30.0)), 1000.0)),
+        response_trend=Reading.of(Trend(0.0, 1e-4)),
+        samplers={pod: sampler() for pod in PODS},
+        ready_samplers=frozenset(PODS),
+    )
+    return replace(known, **changes)
+
+
+@dataclass
+class FakePlanner:
+    """A planner whose optimum and periods a test states; it remembers what it was asked."""
+
+    best: Split = field(default_factory=split)
+    period: Callable[[Split], float] = lambda s: PERIOD_S
+    caps: Callable[[int], int] = lambda trainers: CAP
+    error: str | None = None
+    plans: list[dict[str, Any]] = field(default_factory=list)
+    evaluations: list[dict[str, Any]] = field(default_factory=list)
+
+    def planner(self) -> Planner:
+        return Planner(plan=self._plan, evaluate=self._evaluate)
+
+    def _plan(self, spec: RLJobSpec, rooms: Any, **asked: Any) -> Any:
+        self.plans.append(asked)
+        if self.error is not None:
+            raise PlanningError("NothingFeasible", self.error)
+        trainers = asked["trainer_replicas"]
+        found = self.best
+        if trainers is not None and trainers != found.trainers.replicas:
+            found = with_replicas(found, BUDGET - 8 * trainers, trainers)
+            found = found.model_copy(update={"in_flight": self.caps(trainers)})
+        return SimpleNamespace(split=found)
+
+    def _evaluate(self, spec: RLJobSpec, asked_split: Split, rooms: Any, **asked: Any) -> Any:
+        self.evaluations.append(asked)
+        return SimpleNamespace(period_s=self.period(asked_split))
+
+
+def by_trainers(**seconds: float) -> Callable[[Split], float]:
+    """Periods that depend on the number of trainers alone: ``by_trainers(t2=10, t3=9)``."""
+    return lambda s: seconds[f"t{s.trainers.replicas}"]
+
+
+def situation(**changes: Any) -> Situation:
+    base = Situation(
+        spec=spec(),
+        split=split(),
+        rooms=[Room(f"n{i}", 8) for i in range(8)],
+        telemetry=telemetry(),
+        calibration=Calibration(),
+        now_s=NOW_S,
+        moves=MoveHistory(cost_seconds=60.0),
+        decisions=(),
+        pods_ready=True,
+    )
+    return replace(base, **changes)
+
+
+def gaining() -> FakePlanner:
+    return FakePlanner(best=split(40, 3), period=by_trainers(t2=10.0, t3=8.0))
+
+
+def run(fake: FakePlanner | None = None, **changes: Any) -> Decision:
+    return decide(situation(**changes), (fake or gaining()).planner())
+
+
+def noted(
+    code: DecisionCode, to: Split | None, *, before: Split | None = None, ago_s: float = 60.0, count: int = 1
+) -> Any:
+    return DecisionStatus(
+        at=timestamp(NOW_S - ago_s), code=code, message="", from_split=before or split(), to_split=to, count=count
+    )
+
+
+def test_a_split_that_gains_is_moved_to() -> None:
+    decision = run()
+    assert decision.code is DecisionCode.MOVE
+    assert decision.split == split(40, 3)
+    assert decision.predicted_gain == pytest.approx(0.2)
+    assert decision.saving_s == pytest.approx(0.2 * PERIOD_S * 900)
+    assert decision.cost_s == 60.0
+    assert "saves 20.0% of the period" in decision.message
+
+
+def test_all_comparisons_share_lengths_seed_and_calibration() -> None:
+    fake, calibration = gaining(), Calibration(sampler_factor=0.8)
+    run(fake, calibration=calibration, seed=5)
+    asked = [*fake.plans, *fake.evaluations]
+    assert len(fake.evaluations) >= 2
+    assert {each["seed"] for each in asked} == {5}
+    assert all(each["calibration"] is calibration for each in asked)
+    assert len({id(each["lengths"]) for each in asked}) == 1
+    assert all(each["keep"] == split() and each["steps"] == 900 for each in fake.plans)
+
+
+def test_lengths_are_planned_as_they_will_be_when_the_move_is_over() -> None:
+    fake = gaining()
+    decision = run(fake, telemetry=telemetry(response_trend=Reading.of(Trend(0.001, 0.0))))
+    finished = telemetry().response_lengths.value
+    assert finished is not None
+    age_s = 0.02 * finished.second_moment / 1000.0 + 60.0
+    assert decision.response_tokens_mean == pytest.approx(1000.0 * math.exp(0.001 * (age_s + 60.0)))
+    assert fake.plans[0]["lengths"].mean() == pytest.approx(decision.response_tokens_mean, rel=0.01)
+
+
+def test_at_the_optimum_nothing_is_done() -> None:
+    decision = run(FakePlanner())
+    assert decision.code is DecisionCode.AT_OPTIMUM
+    assert decision.split is None
+
+
+def test_a_small_gain_is_not_worth_a_move() -> None:
+    decision = run(FakePlanner(best=split(40, 3), period=by_trainers(t2=10.0, t3=9.6)))
+    assert decision.code is DecisionCode.GAIN_TOO_SMALL
+    assert "minGain 5%" in decision.message
+
+
+def test_a_gain_that_the_rest_of_the_run_does_not_pay() -> None:
+    late = telemetry(policy_version=Reading.of(980))
+    decision = run(telemetry=late)
+    assert decision.code is DecisionCode.NOT_WORTH_COST
+    assert decision.saving_s == pytest.approx(0.2 * PERIOD_S * 20)
+    assert "20 steps that remain" in decision.message
+    assert run(remaining_steps=0).code is DecisionCode.NOT_WORTH_COST
+
+
+def test_the_cost_of_a_move_is_measured_else_stated_else_estimated() -> None:
+    assert run().cost_s == 60.0
+    assert run(moves=MoveHistory(), move_cost_prior_s=33.0).cost_s == 33.0
+    estimated = run(moves=MoveHistory()).cost_s
+    assert estimated is not None
+    assert 30.0 < estimated < 300.0
+
+
+def test_cooldown_after_a_move() -> None:
+    ended = MoveHistory(cost_seconds=60.0, last_ended_at=timestamp(NOW_S - 600.0))
+    decision = run(moves=ended)
+    assert decision.code is DecisionCode.COOLDOWN
+    assert "in 300 s" in decision.message
+    assert run(moves=ended.model_copy(update={"last_ended_at": timestamp(NOW_S - 901.0)})).code is DecisionCode.MOVE
+
+
+def test_back_off_after_a_roll_back() -> None:
+    decision = run(moves=MoveHistory(cost_seconds=60.0, failures=1, not_before=timestamp(NOW_S + 30.0)))
+    assert decision.code is DecisionCode.BACK_OFF
+    assert "in 30 s" in decision.message
+    assert run(moves=MoveHistory(cost_seconds=60.0, not_before=timestamp(NOW_S - 1.0))).code is DecisionCode.MOVE
+
+
+def test_a_wish_must_persist() -> None:
+    calm = spec(rebalance__persistence=3)
+    decisions: tuple[DecisionStatus, ...] = ()
+    codes = []
+    for tick in range(4):
+        here = situation(spec=calm, decisions=decisions, now_s=NOW_S + 60.0 * tick)
+        decision = decide(here, gaining().planner())
+        decisions = recorded(decisions, decision, here, timestamp(here.now_s))
+        codes.append(decision.code)
+    assert codes == [
+        DecisionCode.NOT_PERSISTED,
+        DecisionCode.NOT_PERSISTED,
+        DecisionCode.MOVE,
+        DecisionCode.NOT_PERSISTED,
+    ]
+    assert decisions[0].count == 2
+    assert len(decisions) == 3
+
+
+def test_noise_that_turns_round_never_persists() -> None:
+    calm = spec(rebalance__persistence=2)
+    decisions: tuple[DecisionStatus, ...] = ()
+    for tick in range(20):
+        best = split(40, 3) if tick % 2 else split(56, 1)
+        here = situation(spec=calm, decisions=decisions, now_s=NOW_S + 60.0 * tick)
+        decision = decide(here, FakePlanner(best=best, period=by_trainers(t1=8.0, t2=10.0, t3=8.0)).planner())
+        decisions = recorded(decisions, decision, here, timestamp(here.now_s))
+        assert decision.code is DecisionCode.NOT_PERSISTED
+    assert len(decisions) == 10
+
+
+def test_agreement_counts_wishes_in_one_direction_from_one_split() -> None:
+    up, down = split(40, 3), split(56, 1)
+    wait, cool = DecisionCode.NOT_PERSISTED, DecisionCode.COOLDOWN
+    assert agreement((noted(wait, up, count=2), noted(cool, split(32, 4))), split(), up) == 3
+    assert agreement((noted(wait, up), noted(wait, down)), split(), up) == 0
+    assert agreement((noted(wait, up), noted(DecisionCode.AT_OPTIMUM, None)), split(), up) == 0
+    assert agreement((noted(wait, up, before=split(56, 1)),), split(), up) == 0
+    assert agreement((), split(), up) == 0
+
+
+def test_direction_is_that_of_the_trainers_or_else_of_the_samplers() -> None:
+    assert direction(split(48, 2), split(40, 3)) == ("trainers", 1)
+    assert direction(split(48, 2), split(56, 1)) == ("trainers", -1)
+    assert direction(split(48, 2), split(47, 2)) == ("samplers", -1)
+
+
+def test_a_far_optimum_is_reached_in_steps() -> None:
+    fake = FakePlanner(best=split(16, 6), period=by_trainers(t2=10.0, t3=9.0, t4=8.0, t6=6.0))
+    decision = run(fake)
+    assert decision.code is DecisionCode.MOVE
+    assert decision.split == split(40, 3)
+    assert decision.predicted_gain == pytest.approx(0.1)
+    wide = run(fake, spec=spec(rebalance__maxStepGPUs=16))
+    assert wide.split == split(32, 4)
+    assert taken_gpus(split(), split(32, 4)) == 16
+
+
+def test_a_limit_below_a_replica_that_the_planner_chose_counts_as_one() -> None:
+    wide = SamplerSplit(replicas=3, gpus_per_replica=16, tensor_parallel=16, max_running=64)
+    before = split().model_copy(update={"samplers": wide})
+    after = with_replicas(before, 2, 4)
+    fake = FakePlanner(best=after, period=by_trainers(t2=10.0, t4=8.0))
+    assert run(fake, split=before, spec=spec(rebalance__maxStepGPUs=8)).split == after
+
+
+def test_fewer_samplers_alone_are_limited_too() -> None:
+    fake = FakePlanner(best=split(20, 2), period=lambda s: 5.0 + s.samplers.replicas / 10.0)
+    assert run(fake).split == split(40, 2)
+
+
+def test_a_step_that_gains_nothing_by_itself_is_not_made() -> None:
+    decision = run(FakePlanner(best=split(16, 6), period=by_trainers(t2=10.0, t3=11.0, t6=6.0)))
+    assert decision.code is DecisionCode.GAIN_TOO_SMALL
+    assert "maxStepGPUs" in decision.message
+
+
+def test_what_the_cap_alone_brings_is_no_reason_to_move() -> None:
+    fake = FakePlanner(
+        best=split(40, 3, 1500),
+        period=lambda s: 8.0 if s.in_flight > 1400 else 10.0,
+        caps=lambda trainers: 1500,
+    )
+    decision = run(fake)
+    assert decision.code is DecisionCode.RAISE_CAP
+    assert decision.in_flight == 1500
+
+
+@pytest.mark.parametrize(("mode", "code"), [("Recommend", "RecommendOnly"), ("Initial", "InitialOnly")])
+def test_modes_that_do_not_act_say_the_whole_wish(mode: str, code: str) -> None:
+    fake = FakePlanner(best=split(16, 6), period=by_trainers(t2=10.0, t6=6.0))
+    decision = run(fake, spec=spec(rebalance__mode=mode, rebalance__persistence=5))
+    assert decision.code is DecisionCode(code)
+    assert decision.split == split(16, 6)
+    assert decision.predicted_gain == pytest.approx(0.4)
+    assert run(FakePlanner(), spec=spec(rebalance__mode=mode)).code is DecisionCode.AT_OPTIMUM
+
+
+def test_fixed_trainers_are_never_moved() -> None:
+    decision = run(spec=spec(trainer__resize="fixed"))
+    assert decision.code is DecisionCode.TRAINER_FIXED
+    assert decision.split == split(40, 3)
+    assert "elastic" in decision.message
+
+
+def test_fixed_trainers_leave_the_samplers_free() -> None:
+    fake = FakePlanner(best=split(48, 2), period=lambda s: 100.0 / s.samplers.replicas)
+    decision = run(fake, spec=spec(trainer__resize="fixed"), split=split(40, 2))
+    assert decision.code is DecisionCode.MOVE
+    assert decision.split == split(48, 2)
+    assert {each["trainer_replicas"] for each in fake.plans} == {2}
+
+
+def test_nothing_placeable_leaves_the_split() -> None:
+    decision = run(FakePlanner(error="no node has 8 free GPUs"))
+    assert decision.code is DecisionCode.NOTHING_PLACEABLE
+    assert "no node has 8 free GPUs" in decision.message
+
+
+def test_pods_that_are_not_ready_stop_everything() -> None:
+    fake = gaining()
+    decision = run(
+        fake, pods_ready=False, not_ready="trainer t-1 crashes", telemetry=telemetry(staleness_mean=Reading.of(9.0))
+    )
+    assert decision.code is DecisionCode.NOT_READY
+    assert "t-1 crashes" in decision.message
+    assert fake.plans == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"steps_in_window": Reading.of(2), "since_s": 25.0}, "3 are needed"),
+        ({"steps_in_window": Reading.of(1), "since_s": 3000.0}, "see the trainer's log"),
+        ({"window_s": 0.0, "since_s": 5.0, "period_s": Reading.missing()}, "too short a while"),
+        ({"since_s": None, "window_s": 0.0}, "too short a while"),
+        ({"since_s": 35.0}, "95 % of the responses"),
+    ],
+)
+def test_a_young_layout_settles_first(changes: dict[str, Any], words: str) -> None:
+    decision = run(telemetry=telemetry(**changes))
+    assert decision.code is DecisionCode.SETTLING
+    assert words in decision.message
+
+
+def test_a_move_under_way_is_left_alone() -> None:
+    assert run(in_move=True).code is DecisionCode.SETTLING
+
+
+def test_staleness_over_its_limit_lowers_the_cap_before_anything_else() -> None:
+    fake = gaining()
+    decision = run(fake, telemetry=telemetry(staleness_mean=Reading.of(5.0)))
+    assert decision.code is DecisionCode.LOWER_CAP
+    assert decision.in_flight == 760
+    assert fake.plans == []
+    assert run(telemetry=telemetry(staleness_mean=Reading.of(50.0))).in_flight == 496
+
+
+def test_a_mean_at_its_limit_is_within_noise() -> None:
+    assert run(telemetry=telemetry(staleness_mean=Reading.of(4.05))).code is DecisionCode.MOVE
+
+
+def test_the_cap_is_not_lowered_again_before_it_has_shown() -> None:
+    over = telemetry(staleness_mean=Reading.of(5.0))
+    lately = (noted(DecisionCode.LOWER_CAP, None, ago_s=60.0),)
+    assert run(telemetry=over, decisions=lately).code is DecisionCode.SETTLING
+    long_ago = (noted(DecisionCode.LOWER_CAP, None, ago_s=71.0),)
+    assert run(telemetry=over, decisions=long_ago).code is DecisionCode.LOWER_CAP
+
+
+def test_a_cap_of_one_group_cannot_go_lower_so_the_split_is_looked_at() -> None:
+    decision = run(split=split(in_flight=8), telemetry=telemetry(staleness_mean=Reading.of(5.0)))
+    assert decision.code is DecisionCode.MOVE
+
+
+def test_modes_that_do_not_act_leave_the_cap_to_the_user() -> None:
+    over = telemetry(staleness_mean=Reading.of(5.0))
+    assert run(spec=spec(rebalance__mode="Recommend"), telemetry=over).code is DecisionCode.RECOMMEND_ONLY
+
+
+def test_what_a_bound_promises() -> None:
+    measured = telemetry(staleness_mean=Reading.of(3.0), staleness_max=Reading.of(6.0))
+    for bound in ("none", "admission", "hold"):
+        check = staleness_check(spec(staleness__bound=bound), measured)
+        assert (check.statistic, check.within) == ("mean", True)
+    check = staleness_check(spec(staleness__bound="drop"), measured)
+    assert (check.statistic, check.within, check.clearly_over) == ("max", False, True)
+    unknown = staleness_check(spec(), telemetry(staleness_mean=Reading.missing()))
+    assert (unknown.within, unknown.clearly_over) == (None, False)
+
+
+def cap_planner(cap: int, better: float = 9.0) -> FakePlanner:
+    return FakePlanner(best=split(in_flight=cap), period=lambda s: better if s.in_flight == cap else PERIOD_S)
+
+
+def test_the_cap_follows_the_planner_outside_a_deadband() -> None:
+    raised = run(cap_planner(1500))
+    assert (raised.code, raised.in_flight) == (DecisionCode.RAISE_CAP, 1500)
+    lowered = run(cap_planner(800, PERIOD_S))
+    assert (lowered.code, lowered.in_flight) == (DecisionCode.LOWER_CAP, 800)
+    assert run(cap_planner(1090)).code is DecisionCode.AT_OPTIMUM
+    assert run(cap_planner(1500, 9.95)).code is DecisionCode.AT_OPTIMUM
+    assert run(cap_planner(800, 10.5)).code is DecisionCode.AT_OPTIMUM
+
+
+def test_the_cap_is_raised_no_further_than_measured_staleness_allows() -> None:
+    fake = FakePlanner(best=split(in_flight=3000), period=lambda s: 10_000.0 / s.in_flight)
+    decision = run(fake, telemetry=telemetry(staleness_mean=Reading.of(3.0)))
+    assert decision.code is DecisionCode.RAISE_CAP
+    assert decision.in_flight == 1328
+    full = run(fake, telemetry=telemetry(staleness_mean=Reading.of(4.0)))
+    assert full.code is DecisionCode.AT_OPTIMUM
+
+
+def test_a_cap_that_was_changed_lately_is_left() -> None:
+    lately = (noted(DecisionCode.RAISE_CAP, None, ago_s=20.0),)
+    assert run(cap_planner(1500), decisions=lately).code is DecisionCode.AT_OPTIMUM
+
+
+def test_cost_counts_gpus_if_it_is_the_objective() -> None:
+    fake = FakePlanner(best=split(40, 2), period=lambda s: PERIOD_S)
+    decision = run(fake, spec=spec(objective="cost"))
+    assert decision.code is DecisionCode.MOVE
+    assert decision.predicted_gain == pytest.approx(1 - 56 / 64)
+
+
+NEEDED_NOW = ("policy_version", "queue_groups", "in_flight_samples", "layout_generation")
+NEEDED_IN_WINDOW = ("period_s", "train_step_s", "staleness_mean", "staleness_max", "response_lengths", "response_trend")
+OF_SAMPLERS = ("running", "kv_usage", "iteration_s")
+
+
+@pytest.mark.parametrize("name", [*NEEDED_NOW, *NEEDED_IN_WINDOW])
+@pytest.mark.parametrize("lost", [Reading.missing(), Reading.stale(60.0)])
+def test_one_unknown_is_enough_to_hold(name: str, lost: Reading[Any]) -> None:
+    seen = telemetry(**{name: lost}, missing=("start the exporter",))
+    decision = run(telemetry=seen)
+    assert decision.code is DecisionCode.METRICS_UNKNOWN
+    assert lost.state.value in decision.message
+    assert "start the exporter" in decision.message
+
+
+def test_unknown_comes_before_not_ready_and_over_staleness() -> None:
+    seen = telemetry(queue_groups=Reading.missing(), staleness_mean=Reading.of(50.0))
+    assert run(telemetry=seen, pods_ready=False).code is DecisionCode.METRICS_UNKNOWN
+
+
+ACTING = {DecisionCode.MOVE, DecisionCode.RAISE_CAP, DecisionCode.LOWER_CAP}
+OWN_READINGS = [f.name for f in fields(Telemetry) if isinstance(getattr(telemetry(), f.name), Reading)]
+SAMPLER_READINGS = [f.name for f in fields(SamplerTelemetry)]
+LOST = st.sampled_from([Reading.missing(), Reading.stale(90.0)])
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    own=st.dictionaries(st.sampled_from(OWN_READINGS), LOST),
+    per_pod=st.dictionaries(st.tuples(st.sampled_from(PODS), st.sampled_from(SAMPLER_READINGS)), LOST),
+    gone=st.sets(st.sampled_from(PODS)),
+    fake=st.sampled_from([gaining, lambda: cap_planner(1500), FakePlanner]),
+    staleness=st.sampled_from([2.0, 6.0]),
+)
+def test_lost_metrics_never_cause_a_move(
+    own: dict[str, Reading[Any]],
+    per_pod: dict[tuple[str, str], Reading[float]],
+    gone: set[str],
+    fake: Callable[[], FakePlanner],
+    staleness: float,
+) -> None:
+    pods = {
+        pod: sampler(**{name: lost for (where, name), lost in per_pod.items() if where == pod})
+        for pod in PODS
+        if pod not in gone
+    }
+    whole = telemetry(staleness_mean=Reading.of(staleness))
+    seen = replace(whole, samplers=pods, **own)
+    undisturbed = run(fake(), telemetry=whole).code
+    code = run(fake(), telemetry=seen).code
+    needed = {*NEEDED_NOW, *NEEDED_IN_WINDOW, "steps_in_window"} & own.keys()
+    if gone or needed or any(name in OF_SAMPLERS for _, name in per_pod):
+        assert code not in ACTING
+        assert code in {DecisionCode.METRICS_UNKNOWN, DecisionCode.SETTLING}
+    else:
+        # What is lost then is nothing that a decision rests on.
+        assert code is undisturbed
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    noise=st.lists(st.floats(0.96, 1.04), min_size=40, max_size=40),
+    trainers=st.lists(st.sampled_from([1, 2, 3]), min_size=40, max_size=40),
+)
+def test_noise_below_min_gain_never_moves(noise: list[float], trainers: list[int]) -> None:
+    decisions: tuple[DecisionStatus, ...] = ()
+    for tick, (factor, count) in enumerate(zip(noise, trainers, strict=True)):
+        best = split(BUDGET - 8 * count, count)
+        fake = FakePlanner(best=best, period=lambda s, f=factor, b=best: PERIOD_S * (min(f, 1.0) if s == b else 1.0))
+        here = situation(decisions=decisions, now_s=NOW_S + 60.0 * tick)
+        decision = decide(here, fake.planner())
+        assert decision.code in {DecisionCode.AT_OPTIMUM, DecisionCode.GAIN_TOO_SMALL}
+        decisions = recorded(decisions, decision, here, timestamp(here.now_s))
+
+
+def test_the_record_says_what_it_rested_on() -> None:
+    here = situation()
+    decision = decide(here, gaining().planner())
+    (note,) = recorded((), decision, here, timestamp(NOW_S))
+    assert note.code is DecisionCode.MOVE
+    assert (note.from_split, note.to_split) == (split(), split(40, 3))
+    assert note.predicted_gain == pytest.approx(0.2)
+    assert note.period_seconds == PERIOD_S
+    assert note.response_tokens_mean == pytest.approx(1000.0)
+    assert note.cost_seconds == 60.0
+
+
+def test_sampler_readings_leave_weight_sync_out_of_the_iteration() -> None:
+    reading = sampler_reading(telemetry(), spec())
+    assert reading is not None
+    assert reading.iteration_s == pytest.approx(0.02 * (1 - 0.5 / PERIOD_S))
+    assert reading.running_per_replica == 30.0
+    assert reading.resident_tokens_per_replica == 50_000.0
+    without_sync = sampler_reading(telemetry(weight_sync_s=Reading.missing()), spec())
+    assert without_sync is not None
+    assert without_sync.iteration_s == 0.02
+
+
+def test_sampler_readings_without_kv_room_take_the_length_biased_context() -> None:
+    bare = {pod: sampler(kv_tokens=Reading.missing()) for pod in PODS}
+    reading = sampler_reading(telemetry(samplers=bare), spec())
+    lengths = telemetry().response_lengths.value
+    assert reading is not None
+    assert lengths is not None
+    assert reading.resident_tokens_per_replica == pytest.approx(30 * (200 + lengths.second_moment / 2000))
+
+
+def test_trainer_readings_count_prompts() -> None:
+    reading = trainer_reading(telemetry(), spec())
+    lengths = telemetry().response_lengths.value
+    assert reading is not None
+    assert lengths is not None
+    assert (reading.step_s, reading.samples) == (8.0, 128.0)
+    assert reading.tokens == 128 * 1200
+    assert reading.tokens_squared == pytest.approx(128 * (200**2 + 2 * 200 * 1000 + lengths.second_moment))
+
+
+def test_a_side_that_is_not_known_teaches_nothing() -> None:
+    unknown = telemetry(train_step_s=Reading.missing(), period_s=Reading.missing(), samplers={})
+    assert sampler_reading(unknown, spec()) is None
+    assert trainer_reading(unknown, spec()) is None
+    before = Calibration(sampler_factor=0.7, observations=3)
+    assert calibrated(before, unknown, spec(), split(), ()) is before
+
+
+def test_calibration_moves_towards_what_is_measured() -> None:
+    rooms = [Room(f"n{i}", 8, "H100-SXM") for i in range(8)]
+    slow = telemetry(train_step_s=Reading.of(1e4))
+    after = calibrated(Calibration(), slow, spec(), split(), rooms)
+    assert after.trainer_factor < 1.0
+    assert after.pegged
+    assert after.observations == 1
+
+
+def test_a_model_that_the_planner_does_not_know_teaches_nothing() -> None:
+    before = Calibration()
+    unknown = cast(RLJobSpec, spec(model={"name": "nobody/knows-this"}))
+    assert calibrated(before, telemetry(), unknown, split(), [Room("n", 8, "H100-SXM")]) is before
