@@ -416,8 +416,8 @@ def test_an_older_job_of_another_schema_is_respected_anywhere() -> None:
 # --- shortage -------------------------------------------------------------------------------------------------------------
 
 
-def rooms(*sizes: int, **flags: bool) -> tuple[Room, ...]:
-    return tuple(Room(f"n{i}", gpus, **flags) for i, gpus in enumerate(sizes))
+def rooms(*sizes: int, samplers: bool = True) -> tuple[Room, ...]:
+    return tuple(Room(f"n{i}", gpus, samplers=samplers) for i, gpus in enumerate(sizes))
 
 
 def inventory_of(*found: Room, budget: int = 32, quota_gpus: int | None = None, matching: int = 4) -> Inventory:
