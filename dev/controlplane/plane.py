@@ -24,14 +24,10 @@ from dev.controlplane.nodes import NodeSpec, is_schedulable
 from dev.controlplane.ports import free_ports
 from dev.controlplane.processes import ComponentError, Supervisor, remove_stale_runs
 from dev.controlplane.rest import MERGE_PATCH, STRATEGIC_PATCH, ApiClient, ApiError
-from dev.controlplane.stages import kwok_config
+from dev.controlplane.stages import MACHINE_LOST, kwok_config
 
 READY_TIMEOUT_S = 120.0
 """How long a component may take to get ready on a busy machine, seconds."""
-
-
-_LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
-_LOST = "nobody"
 
 
 class KubectlError(subprocess.CalledProcessError):
@@ -189,9 +185,7 @@ class ControlPlane:
         self._generation[component] += 1
         if component == KWOK:
             # A new KWOK respects the leases of the old one until they run out.
-            for lease in self.api.request("GET", _LEASES)["items"]:
-                if lease["spec"].get("holderIdentity") != _LOST:
-                    self.api.request("DELETE", f"{_LEASES}/{lease['metadata']['name']}")
+            self.api.text("DELETE", "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases")
         self._run(component)
         if component in (components.ETCD, API_SERVER):
             self._wait_api()
@@ -323,26 +317,26 @@ class ControlPlane:
         """Make a node's machine vanish: nothing answers for it or its pods any more.
 
         The node is Unknown and tainted as unreachable when this returns, which without help takes the controller
-        manager's grace period of 50 s. What its pods tolerate is up to them; deleted ones stay Terminating.
+        manager's grace period of 50 s. Its pods, once deleted, stay Terminating. They are evicted when their
+        toleration ends (300 s by default), but never while no other node is Ready: Kubernetes then blames the network.
         """
-        # KWOK acts for a node only as long as it holds the node's lease.
-        lease = {"holderIdentity": _LOST, "leaseDurationSeconds": 10**9, "renewTime": _now("%Y-%m-%dT%H:%M:%S.000000Z")}
-        self.api.request("PATCH", f"{_LEASES}/{name}", {"spec": lease}, content_type=MERGE_PATCH)
+        mark = {"metadata": {"annotations": {MACHINE_LOST: "true"}}}
+        self.api.request("PATCH", f"/api/v1/nodes/{name}", mark, content_type=MERGE_PATCH)
         path = f"/api/v1/nodes/{name}"
         unknown = {"type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown", "message": "machine lost"}
 
         def unreachable() -> bool:
             node = self.api.request("GET", path)
             if any(c["type"] == "Ready" and c["status"] != "Unknown" for c in node["status"]["conditions"]):
-                condition = unknown | {"lastTransitionTime": _now("%Y-%m-%dT%H:%M:%SZ")}
+                condition = unknown | {"lastTransitionTime": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
                 patch = {"status": {"conditions": [condition]}}
                 self.api.request("PATCH", f"{path}/status", patch, content_type=STRATEGIC_PATCH)
                 return False
             taints = node["spec"].get("taints") or []
-            return any((t["key"], t["effect"]) == ("node.kubernetes.io/unreachable", "NoExecute") for t in taints)
+            return any(taint["key"] == "node.kubernetes.io/unreachable" for taint in taints)
 
         self.wait_until(f"{name} to be unreachable", unreachable)
-
-
-def _now(form: str) -> str:
-    return time.strftime(form, time.gmtime())
+        # No pod can be bound to it any more.
+        for pod in self.api.request("GET", f"/api/v1/pods?fieldSelector=spec.nodeName={name}")["items"]:
+            where = f"/api/v1/namespaces/{pod['metadata']['namespace']}/pods/{pod['metadata']['name']}"
+            self.api.request("PATCH", where, mark, content_type=MERGE_PATCH)

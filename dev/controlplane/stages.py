@@ -27,6 +27,8 @@ START_DELAY = "dev.rljob.dev/start-delay"
 STOP_DELAY = "dev.rljob.dev/stop-delay"
 HANG_TERMINATING = "dev.rljob.dev/hang-terminating"
 COMPLETE_AFTER = "dev.rljob.dev/complete-after"
+MACHINE_LOST = "dev.rljob.dev/machine-lost"
+"""Annotation of a node and its pods (value ``true``) whose machine does nothing more."""
 FAKE_NODE = "kwok.x-k8s.io/node"
 """Annotation of the nodes that KWOK runs (value ``fake``)."""
 
@@ -64,7 +66,12 @@ def _in(key: str, *values: str, negate: bool = False) -> dict[str, Any]:
 
 _DELETING = _exists(".metadata.deletionTimestamp")
 _LIVING = _exists(".metadata.deletionTimestamp", exists=False)
-_HANGING = f'.metadata.annotations["{HANG_TERMINATING}"]'
+_GOES_ON = _in(f'.metadata.annotations["{MACHINE_LOST}"]', "true", negate=True)
+_HOLDS = (
+    f'.metadata.annotations["{MACHINE_LOST}"] == "true" or '
+    f'(.metadata.deletionTimestamp != null and .metadata.annotations["{HANG_TERMINATING}"] == "true")'
+)
+_NOT_HELD = _in(_HOLDS, "true", negate=True)
 _PHASE = ".status.phase"
 _READY = '.status.conditions.[] | select( .type == "Ready" ) | .status'
 
@@ -91,6 +98,11 @@ def _stage(
     if delay is not None:
         spec["delay"] = delay
     return {"apiVersion": "kwok.x-k8s.io/v1alpha1", "kind": "Stage", "metadata": {"name": name}, "spec": spec}
+
+
+def _hold(name: str, kind: str, condition: dict[str, Any]) -> dict[str, Any]:
+    """Return a stage that does nothing: it takes the place of what was under way when its condition came true."""
+    return _stage(name, kind, [condition], delay={"durationMilliseconds": _FOREVER_MS})
 
 
 def _at(expression: str) -> dict[str, Any]:
@@ -244,56 +256,50 @@ def stages() -> list[dict[str, Any]]:
         _stage(
             "node-up",
             "Node",
-            [_in(_READY, "True", negate=True)],
+            [_GOES_ON, _in(_READY, "True", negate=True)],
             status=_NODE_STATUS % "or .metadata.creationTimestamp $now",
         ),
         # The lease that KWOK renews is what counts; this only keeps the conditions' heartbeat from looking ancient.
         _stage(
             "node-heartbeat",
             "Node",
-            [_in(_PHASE, "Running"), _in(_READY, "True")],
+            [_GOES_ON, _in(_PHASE, "Running"), _in(_READY, "True")],
             status=_NODE_STATUS % "or .metadata.creationTimestamp $now",
             delay={"durationMilliseconds": 300_000},
         ),
+        _hold("node-hold", "Node", _in(f'.metadata.annotations["{MACHINE_LOST}"]', "true")),
+        _hold("pod-hold", "Pod", _in(_HOLDS, "true")),
         _stage(
             "pod-starting",
             "Pod",
-            [_LIVING, _exists(".status.startTime", exists=False)],
+            [_NOT_HELD, _LIVING, _exists(".status.startTime", exists=False)],
             status=_POD_STARTING,
         ),
         _stage(
             "pod-ready",
             "Pod",
-            [_LIVING, _exists(".status.startTime"), _in(_PHASE, "Pending")],
+            [_NOT_HELD, _LIVING, _exists(".status.startTime"), _in(_PHASE, "Pending")],
             status=_POD_READY,
             delay=_at(_START_AT),
         ),
         _stage(
             "pod-complete",
             "Pod",
-            [_LIVING, _in(_PHASE, "Running"), _exists(f'.metadata.annotations["{COMPLETE_AFTER}"]')],
+            [_NOT_HELD, _LIVING, _in(_PHASE, "Running"), _exists(f'.metadata.annotations["{COMPLETE_AFTER}"]')],
             status=_POD_ENDED,
             delay=_at(_COMPLETE_AT),
-        ),
-        # A stage of its own, though it does nothing: it replaces a deletion that is already under way when the
-        # annotation arrives.
-        _stage(
-            "pod-hang",
-            "Pod",
-            [_DELETING, _in(_HANGING, "true")],
-            delay={"durationMilliseconds": _FOREVER_MS},
         ),
         _stage(
             "pod-stop",
             "Pod",
-            [_DELETING, _in(_HANGING, "true", negate=True), _in(_PHASE, "Running")],
+            [_NOT_HELD, _DELETING, _in(_PHASE, "Running")],
             status=_POD_ENDED,
             delay=_at(_STOP_AT),
         ),
         _stage(
             "pod-delete",
             "Pod",
-            [_DELETING, _in(_HANGING, "true", negate=True), _in(_PHASE, "Running", negate=True)],
+            [_NOT_HELD, _DELETING, _in(_PHASE, "Running", negate=True)],
             delete=True,
             delay=_at(_STOP_AT),
         ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+from functools import partial
 from typing import Any
 
 import pytest
@@ -57,13 +58,19 @@ class Pods:
         conditions = found["status"].get("conditions", [])
         return next((c for c in conditions if c["type"] == kind), {"status": "absent"})
 
+    def is_ready(self, name: str) -> bool:
+        return bool(self.condition(name, "Ready")["status"] == "True")
+
+    def is_gone(self, name: str) -> bool:
+        return self.get(name) is None
+
     def wait_ready(self, *names: str) -> None:
         for name in names:
-            self.plane.wait_until(f"{name} to be Ready", lambda n=name: self.condition(n, "Ready")["status"] == "True")
+            self.plane.wait_until(f"{name} to be Ready", partial(self.is_ready, name))
 
     def wait_gone(self, *names: str) -> None:
         for name in names:
-            self.plane.wait_until(f"{name} to be gone", lambda n=name: self.get(n) is None)
+            self.plane.wait_until(f"{name} to be gone", partial(self.is_gone, name))
 
     def delete(self, name: str, **options: Any) -> None:
         self.plane.api.request("DELETE", f"{self.path}/{name}", options)
