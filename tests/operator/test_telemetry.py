@@ -116,6 +116,13 @@ async def test_lengths_are_read_with_their_growth(client: Prometheus) -> None:
     assert seen.response_tokens_mean.value == lengths.mean_tokens
 
 
+async def test_too_few_samples_show_no_trend(client: Prometheus, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rljob_operator.answers.MIN_TREND_SAMPLES", 1e6)
+    seen = await history.look(client)
+    assert seen.response_trend.value == Trend(0.0, math.inf)
+    assert Trend(0.0, math.inf).shrunk_per_s == 0.0
+
+
 async def test_samplers_are_read_also_under_old_names(client: Prometheus) -> None:
     seen = await history.look(client)
     assert set(seen.samplers) == set(history.SAMPLERS)

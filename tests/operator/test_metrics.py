@@ -1,0 +1,123 @@
+"""The operator's own metrics, as a scrape sees them."""
+
+from __future__ import annotations
+
+import urllib.request
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from rljob_operator.metrics import OperatorMetrics
+from rljob_planner.api.status import CalibrationStatus, DecisionCode, MovePhase
+
+JOB = {"rljob_namespace": "team", "rljob_name": "math"}
+
+
+@pytest.fixture
+def metrics() -> OperatorMetrics:
+    return OperatorMetrics(clock=lambda: 1_700_000_000.0)
+
+
+def value(metrics: OperatorMetrics, name: str, **labels: str) -> float | None:
+    return metrics.registry.get_sample_value(f"rljob_operator_{name}", JOB | labels)
+
+
+def test_a_pass_is_timed(metrics: OperatorMetrics) -> None:
+    metrics.reconciled("team", "math", 0.3)
+    assert value(metrics, "reconcile_seconds_count") == 1
+    assert value(metrics, "reconcile_seconds_sum") == 0.3
+    assert value(metrics, "reconcile_seconds_bucket", le="0.25") == 0
+    assert value(metrics, "reconcile_seconds_bucket", le="0.5") == 1
+    assert value(metrics, "last_reconcile_timestamp_seconds") == 1_700_000_000.0
+
+
+def test_a_failed_pass_is_counted_and_is_no_pass(metrics: OperatorMetrics) -> None:
+    metrics.reconcile_failed("team", "math")
+    assert value(metrics, "reconcile_errors_total") == 1
+    assert value(metrics, "last_reconcile_timestamp_seconds") is None
+
+
+def test_one_decision_code_holds_at_a_time(metrics: OperatorMetrics) -> None:
+    metrics.decided("team", "math", DecisionCode.COOLDOWN, 0.12)
+    metrics.decided("team", "math", DecisionCode.AT_OPTIMUM)
+    assert value(metrics, "decision_total", code="Cooldown") == 1
+    assert value(metrics, "decision_code", code="Cooldown") == 0
+    assert value(metrics, "decision_code", code="AtOptimum") == 1
+    assert sum(value(metrics, "decision_code", code=code.value) or 0.0 for code in DecisionCode) == 1
+    assert value(metrics, "predicted_gain_ratio") is None
+
+
+def test_holding_more_than_the_budget_is_counted(metrics: OperatorMetrics) -> None:
+    metrics.held("team", "math", budget=64, held=64)
+    assert value(metrics, "budget_violations_total") == 0
+    metrics.held("team", "math", budget=64, held=65)
+    assert value(metrics, "budget_violations_total") == 1
+    assert value(metrics, "budget_gpus") == 64
+    assert value(metrics, "held_gpus") == 65
+
+
+def test_moves(metrics: OperatorMetrics) -> None:
+    metrics.move_phase("team", "math", MovePhase.DRAIN)
+    assert value(metrics, "move_phase", phase="Drain") == 1
+    metrics.drain_timed_out("team", "math")
+    metrics.move_phase("team", "math", None)
+    metrics.move_ended("team", "math", "Committed")
+    assert value(metrics, "move_phase", phase="Drain") == 0
+    assert value(metrics, "moves_total", outcome="Committed") == 1
+    assert value(metrics, "drain_timeouts_total") == 1
+
+
+def test_what_is_unknown_has_no_series(metrics: OperatorMetrics) -> None:
+    metrics.periods("team", "math", predicted_s=9.0, observed_s=10.0)
+    metrics.calibration("team", "math", CalibrationStatus(sampler_factor=0.8, observations=2))
+    assert value(metrics, "observed_period_seconds") == 10.0
+    assert value(metrics, "calibration_factor", side="samplers") == 0.8
+    assert value(metrics, "calibration_pegged") == 0
+    metrics.periods("team", "math", predicted_s=9.0, observed_s=None)
+    metrics.calibration("team", "math", CalibrationStatus())
+    assert value(metrics, "predicted_period_seconds") == 9.0
+    assert value(metrics, "observed_period_seconds") is None
+    assert value(metrics, "calibration_factor", side="samplers") is None
+    assert value(metrics, "calibration_pegged") is None
+
+
+def test_a_deleted_job_leaves_no_series(metrics: OperatorMetrics) -> None:
+    for name in ("math", "code"):
+        metrics.reconciled("team", name, 0.1)
+        metrics.reconcile_failed("team", name)
+        metrics.decided("team", name, DecisionCode.MOVE, 0.2)
+        metrics.held("team", name, budget=8, held=8)
+        metrics.move_phase("team", name, MovePhase.GROW)
+        metrics.move_ended("team", name, "RolledBack")
+        metrics.drain_timed_out("team", name)
+        metrics.periods("team", name, predicted_s=1.0, observed_s=1.0)
+        metrics.calibration("team", name, CalibrationStatus(observations=1))
+        metrics.metrics_available("team", name, False)
+    metrics.forget("team", "math")
+    text = generate_latest(metrics.registry).decode()
+    assert 'rljob_name="math"' not in text
+    assert text.count('rljob_name="code"') > 30
+    metrics.forget("team", "never-seen")
+
+
+def test_every_series_names_its_job(metrics: OperatorMetrics) -> None:
+    metrics.reconciled("team", "math", 0.1)
+    metrics.decided("team", "math", DecisionCode.MOVE)
+    for line in generate_latest(metrics.registry).decode().splitlines():
+        if not line.startswith("#"):
+            assert line.startswith("rljob_operator_")
+            assert 'rljob_namespace="team"' in line
+
+
+def test_metrics_are_served() -> None:
+    metrics = OperatorMetrics(CollectorRegistry())
+    metrics.metrics_available("team", "math", True)
+    server, thread = metrics.serve(0, "127.0.0.1")
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.server_port}/metrics", timeout=10) as answer:
+            body = answer.read().decode()
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+    assert 'rljob_operator_metrics_available{rljob_name="math",rljob_namespace="team"} 1.0' in body
