@@ -12,100 +12,29 @@ What happens at one instant is done in this order, so that no result depends on 
 (samples finish, groups complete, waiting joiners join, an overflow preempts), the trainer ends its step, publishes and takes
 its next batch, what is too much for the queue is dropped, groups are admitted and samples start, iterations begin.
 
-State lives in record arrays, one record per replica, sample and group, and one record of counters.
+``_state`` describes the records that are worked on here.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from rljob_planner._draw import draw_length
 from rljob_planner._jit import jit
-
-FINISHED, NEEDS_ROOM, NOTHING_LEFT, HELD_FOREVER, TOO_MUCH_WORK = 0, 1, 2, 3, 4
-"""How a run ended: all steps done, more room for groups needed, no event left, ``hold`` that can never publish, more samples than the work limit."""
-
-ASYNC, SYNC, ONE_STEP_OFF = 0, 1, 2
-NONE, ADMISSION, HOLD, DROP = 0, 1, 2, 3
-WAITING, TRAINING, TRAINED, SYNCING = 0, 1, 2, 3
-
-_ID_BITS = 24
-MAX_SLOTS = 1 << _ID_BITS
-"""Most decode slots of one simulation: a heap entry packs the finish iteration and the sample into one integer."""
-_ID_MASK = MAX_SLOTS - 1
-INFINITE_TOKENS = 1 << 62
-
-
-def _record(ints: str, floats: str) -> np.dtype[np.void]:
-    return np.dtype([(name, np.int64) for name in ints.split()] + [(name, np.float64) for name in floats.split()])
-
-
-PARAMETERS = _record(
-    "mode replicas max_running kv_tokens prompts_per_step samples_per_prompt prompt_tokens bound max_staleness"
-    " queue_capacity drop_oldest in_flight_cap steps warmup work_limit",
-    "memory_s_per_token compute_s_per_token prefill_s recompute_s_per_token train_step_s train_token_s train_token2_s sync_s",
+from rljob_planner._state import (
+    ADMISSION,
+    ASYNC,
+    DROP,
+    ID_BITS,
+    INFINITE_TOKENS,
+    ONE_STEP_OFF,
+    SYNC,
+    World,
 )
-"""Input of a run. ``queue_capacity`` and ``in_flight_cap`` are −1 where there is none."""
 
-COUNTERS = _record(
-    "version trainer admitted started completed dropped in_flight running busy steps_started free_samples preempted"
-    " free_groups open_group queue_head queued surplus dirty oldest_version held_since_finished finished"
-    # from here on: statistics, which start anew when the warm-up ends
-    " dropped_groups wasted_tokens trained_tokens trained_samples preemptions queue_max",
-    "now trainer_end batch_begin in_flight_area running_area busy_area queue_area kv_area training_s generation_s begin",
-)
-"""Counters of a run. ``…_area`` is the integral over time."""
-
-REPLICA = _record(
-    "n joining joining_tokens resident iteration k newest cut dirty",
-    "begin extra pause",
-)
-"""A replica and its jump: ``k`` iterations from ``begin`` with ``n`` samples and ``resident`` tokens at its begin; ``extra``
-seconds of prefill in the first of them; ``cut`` where the jump already ends with the iteration under way; ``pause`` seconds
-of weight loading that follow it."""
-
-SAMPLE = _record("group index length generated version joined older newer", "")
-"""A started, unfinished sample; ``older`` and ``newer`` chain those of a replica by start."""
-
-GROUP = _record("number left tokens oldest", "squares completed")
-"""A group that has started and is not trained yet; ``squares`` is Σ (prompt + response)²."""
-
-
-class World(NamedTuple):
-    """All state of one run."""
-
-    parameters: Any
-    counters: Any
-    tables: Any
-    """Seconds by number of running samples; rows: fixed, memory, compute."""
-    support: Any
-    cumulative: Any
-    guide: Any
-    seed: Any
-    replicas: Any
-    end_s: Any
-    """When each replica's jump ends; infinite while it has nothing to do."""
-    load: Any
-    """Slots taken on each replica, joiners included."""
-    refused: Any
-    """Smallest number of tokens that found no KV room on each replica since one of its samples last left it."""
-    heap: Any
-    samples: Any
-    free_samples: Any
-    preempted: Any
-    """Stack: the head of the waiting samples. The rest of them are the admitted samples that never started, in order."""
-    groups: Any
-    versions: Any
-    free_groups: Any
-    queue: Any
-    """Ring of complete groups, oldest first."""
-    unfinished: Any
-    """Started, unfinished samples by version."""
-    published_s: Any
-    histogram: Any
-    dirty: Any
+_ID_MASK = (1 << ID_BITS) - 1
 
 
 @jit
@@ -147,7 +76,7 @@ def _boundary(w: World, r: int, now: float) -> int:
 
 
 @jit
-def _cut(w: World, r: int, now: float) -> None:
+def cut(w: World, r: int, now: float) -> None:
     """Let replica ``r``'s jump end with the iteration under way."""
     rep = w.replicas[r]
     if rep.cut == 0:
@@ -157,7 +86,8 @@ def _cut(w: World, r: int, now: float) -> None:
 
 
 @jit
-def _mark(w: World, r: int) -> None:
+def mark(w: World, r: int) -> None:
+    """Let ``plan`` look at replica ``r`` again at the end of this instant."""
     if w.replicas[r].dirty == 0:
         w.replicas[r].dirty = 1
         w.dirty[w.counters[0].dirty] = r
@@ -213,7 +143,7 @@ def _join(w: World, r: int, s: int) -> None:
     context = par.prompt_tokens + sample.generated
     rep.extra += par.prefill_s if sample.generated == 0 else par.recompute_s_per_token * context
     sample.joined = rep.iteration
-    w.heap[r, rep.n] = ((rep.iteration + sample.length - sample.generated) << _ID_BITS) | s
+    w.heap[r, rep.n] = ((rep.iteration + sample.length - sample.generated) << ID_BITS) | s
     _sift_up(w.heap[r], rep.n)
     rep.n += 1
     rep.resident += context
@@ -247,7 +177,12 @@ def _complete(w: World, g: int, now: float) -> None:
     st.completed += 1
     if par.mode != ASYNC and st.completed % par.prompts_per_step == 0:
         st.generation_s += now - st.batch_begin
-    if par.bound != DROP and par.queue_capacity < 0 and st.completed > par.steps * par.prompts_per_step:
+    if (
+        par.mode == ASYNC
+        and par.bound != DROP
+        and par.queue_capacity < 0
+        and st.completed > par.steps * par.prompts_per_step
+    ):
         st.surplus += 1  # no step of this run will reach it: count it, keep nothing
         w.free_groups[st.free_groups] = g
         st.free_groups += 1
@@ -274,7 +209,7 @@ def land(w: World, r: int, now: float) -> None:
     rep.iteration += rep.k
     rep.extra = 0.0
     heap = w.heap[r]
-    while rep.n > 0 and heap[0] >> _ID_BITS == rep.iteration:
+    while rep.n > 0 and heap[0] >> ID_BITS == rep.iteration:
         s = heap[0] & _ID_MASK
         heap[0] = heap[rep.n - 1]
         _sift_down(heap, 0, rep.n - 1)
@@ -309,29 +244,30 @@ def land(w: World, r: int, now: float) -> None:
     rep.begin = now + rep.pause
     rep.pause = 0.0
     rep.cut = 0
-    _mark(w, r)
+    mark(w, r)
 
 
 @jit
 def _room(w: World, context: int, now: float) -> int:
-    """The replica with the fewest running samples that has a slot and KV room for ``context`` tokens and one more, or −1.
+    """The replica with the fewest running samples that has a slot and KV room for ``context`` tokens and one more; the number of replicas if there is none.
 
     Room is what is left beside the next token of every running sample, so a sample that starts is not preempted at once.
     """
     par = w.parameters[0]
+    nobody = par.replicas
     while True:
-        best, fewest = -1, par.max_running
-        for r in range(par.replicas):
+        best, fewest = nobody, par.max_running
+        for r in range(nobody):
             if w.load[r] < fewest and w.refused[r] > context:
                 best, fewest = r, w.load[r]
-        if best < 0:
-            return -1
+        if best == nobody:
+            return int(best)
         rep = w.replicas[best]
         resident = rep.resident + rep.joining_tokens
         if rep.n > 0 and rep.begin < now:
             resident += rep.n * (rep.k if rep.cut == 1 else _boundary(w, best, now))
         if resident + context + fewest + 1 <= par.kv_tokens:
-            return best
+            return int(best)
         w.refused[best] = context
 
 
@@ -339,19 +275,21 @@ def _room(w: World, context: int, now: float) -> int:
 def _new_sample(w: World) -> int:
     """The next admitted sample that never started, with the length that (seed, group, index) gives it."""
     par, st = w.parameters[0], w.counters[0]
-    number, index = st.started // par.samples_per_prompt, st.started % par.samples_per_prompt
+    index = st.open_index
     if index == 0:
         st.free_groups -= 1
         st.open_group = w.free_groups[st.free_groups]
         group = w.groups[st.open_group]
-        group.number, group.left, group.tokens, group.squares = number, par.samples_per_prompt, 0, 0.0
+        group.number, group.left, group.tokens, group.squares = st.opened, par.samples_per_prompt, 0, 0.0
         group.oldest = st.version
+        st.opened += 1
+    st.open_index = index + 1 if index + 1 < par.samples_per_prompt else 0
     st.started += 1
     st.free_samples -= 1
     s = w.free_samples[st.free_samples]
     sample = w.samples[s]
     sample.group, sample.index, sample.generated, sample.version = st.open_group, index, 0, st.version
-    sample.length = draw_length(w.seed, number, index, w.support, w.cumulative, w.guide)
+    sample.length = draw_length(w.seed, st.opened - 1, index, w.support, w.cumulative, w.guide)
     w.unfinished[st.version] += 1
     return int(s)
 
@@ -371,9 +309,9 @@ def _start(w: World, s: int, r: int, now: float) -> None:
     if rep.n == 0 or rep.begin >= now:
         rep.begin = max(rep.begin, now)
         _join(w, r, s)
-        _mark(w, r)
+        mark(w, r)
     else:
-        _cut(w, r, now)
+        cut(w, r, now)
         rep.joining += 1
         rep.joining_tokens += par.prompt_tokens + sample.generated
 
@@ -410,7 +348,7 @@ def fill(w: World, now: float) -> None:
         if nobody_waits and (par.in_flight_cap >= 0 or not _may_admit(w)):
             return
         r = _room(w, context, now)
-        if r < 0:
+        if r == par.replicas:
             return
         if nobody_waits:  # without a cap, a group is admitted when its first sample can start
             st.admitted += 1
@@ -434,6 +372,8 @@ def plan(w: World) -> None:
         if rep.n == 0:
             w.end_s[r] = np.inf
         else:
-            rep.k = min((w.heap[r, 0] >> _ID_BITS) - rep.iteration, (par.kv_tokens - rep.resident) // rep.n)
+            rep.k = (w.heap[r, 0] >> ID_BITS) - rep.iteration
+            if rep.resident + rep.n * rep.k > par.kv_tokens:
+                rep.k = (par.kv_tokens - rep.resident) // rep.n
             w.end_s[r] = rep.begin + rep.extra + iterations_s(w, rep.n, rep.resident, rep.k)
     st.dirty = 0

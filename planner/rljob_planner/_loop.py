@@ -9,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from rljob_planner._jit import jit
-from rljob_planner._kernel import (
+from rljob_planner._kernel import cut, fill, land, mark, plan
+from rljob_planner._state import (
     ASYNC,
     DROP,
     FINISHED,
@@ -25,11 +26,6 @@ from rljob_planner._kernel import (
     TRAINING,
     WAITING,
     World,
-    _cut,
-    _mark,
-    fill,
-    land,
-    plan,
 )
 
 
@@ -102,9 +98,7 @@ def _take_batch(w: World, now: float) -> None:
         w.free_groups[st.free_groups] = g
         st.free_groups += 1
     duration = (
-        par.train_step_s
-        + par.train_token_s * (tokens + samples * par.prompt_tokens)
-        + par.train_token2_s * squares
+        par.train_step_s + par.train_token_s * (tokens + samples * par.prompt_tokens) + par.train_token2_s * squares
     )
     if counts:
         st.trained_tokens += tokens
@@ -158,12 +152,12 @@ def _publish(w: World, now: float) -> None:
         for r in range(par.replicas):
             rep = w.replicas[r]
             if rep.n > 0 and rep.begin < now:
-                _cut(w, r, now)
+                cut(w, r, now)
                 rep.pause += par.sync_s
             else:
                 rep.begin = max(rep.begin, now) + par.sync_s
                 st.kv_area += rep.resident * par.sync_s
-                _mark(w, r)
+                mark(w, r)
     if st.version == par.warmup:
         _begin_statistics(w, now)
 
@@ -206,14 +200,14 @@ def run(w: World) -> int:
     ``NEEDS_ROOM`` asks for more room for groups (``grow``) and another call, which goes on where this one stopped.
     """
     par, st = w.parameters[0], w.counters[0]
-    slots = w.samples.size
+    slots, replicas = w.samples.size, par.replicas
     while True:
         if st.free_groups <= slots:
             return NEEDS_ROOM
         fill(w, st.now)
         plan(w)
-        now, first, equal = st.trainer_end, -1, False
-        for r in range(par.replicas):
+        now, first, equal = st.trainer_end, replicas, False
+        for r in range(replicas):
             if w.end_s[r] < now:
                 now, first, equal = w.end_s[r], r, False
             elif w.end_s[r] == now:
@@ -227,31 +221,17 @@ def run(w: World) -> int:
         st.queue_area += (st.queued + st.surplus) * elapsed
         st.now = now
         if equal:
-            for r in range(par.replicas):
+            for r in range(replicas):
                 if w.end_s[r] == now:
                     land(w, r, now)
-        elif first >= 0:
+        elif first < replicas:
             land(w, first, now)
         _advance_trainer(w, now)
         if st.version == par.steps:
             return FINISHED
         _trim_queue(w)
-        if st.trainer == TRAINED and par.bound == HOLD and par.max_staleness == 0:
-            if st.finished - st.held_since_finished > 1000 * slots + 10000:
-                return HELD_FOREVER
+        holds = st.trainer == TRAINED and par.bound == HOLD and par.max_staleness == 0
+        if holds and st.finished - st.held_since_finished > 1000 * slots + 10000:
+            return HELD_FOREVER
         if st.started > par.work_limit:
             return TOO_MUCH_WORK
-
-
-def grow(w: World) -> World:
-    """The same world with room for twice as many groups."""
-    st = w.counters[0]
-    old, free, queued = w.groups.size, int(st["free_groups"]), int(st["queued"])
-    w = w._replace(
-        groups=np.concatenate([w.groups, np.zeros_like(w.groups)]),
-        versions=np.concatenate([w.versions, np.zeros_like(w.versions)]),
-        free_groups=np.concatenate([w.free_groups[:free], np.arange(2 * old - 1, old - 1, -1), np.zeros(old - free, np.int64)]),
-        queue=np.concatenate([np.roll(w.queue, -int(st["queue_head"]))[:queued], np.zeros(2 * old - queued, np.int64)]),
-    )
-    st["free_groups"], st["queue_head"] = free + old, 0
-    return w

@@ -13,6 +13,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from statistics import NormalDist
 from typing import Protocol
 
@@ -27,6 +28,7 @@ MAX_TOKENS = 10_000_000
 
 _EXACT_UNTIL_TOKENS = 1 << 17
 """Up to here every whole length is a row of the table; above, rows lie 1/65536 of the length apart."""
+_WIDEST_SIGMA = 8.0
 _SMALLEST_PROBABILITY = 1e-13
 _NORMAL = NormalDist()
 
@@ -114,7 +116,9 @@ class LengthDistribution:
         _positive("median", median)
         _cap(max)
         if not (math.isfinite(sigma) and sigma >= 0):
-            raise ValueError(f"sigma is the standard deviation of ln(length): write a number of at least 0, not {sigma}")
+            raise ValueError(
+                f"sigma is the standard deviation of ln(length): write a number of at least 0, not {sigma}"
+            )
         if sigma < 1e-6:
             return cls.from_values([min(median, max)], max=max)
         return cls.from_law(LognormalLaw(float(median), float(sigma)), max)
@@ -124,7 +128,7 @@ class LengthDistribution:
         """Lognormal, clipped at ``max``, whose lengths AFTER clipping have this mean (tokens) and this std/mean.
 
         Raises ValueError where no such distribution exists: a mean at or above the cap, or more spread than lengths
-        between 0 and the cap can have (cv² < max/mean − 1).
+        between 0 and the cap can have (cv² < max/mean − 1; at that limit every length is one or the other).
         """
         _positive("mean", mean)
         _cap(max)
@@ -134,15 +138,13 @@ class LengthDistribution:
             raise ValueError(f"a mean of {mean:g} tokens is above max ({max}): raise max or lower the mean")
         if cv < 1e-6:
             return cls.from_values([mean], max=max)
-        if mean == max or cv * cv >= 0.98 * (max / mean - 1.0):
-            limit = math.sqrt(0.98 * (max / mean - 1.0))
+        widest = 0.0 if mean == max else _clipped_cv(mean, _WIDEST_SIGMA, max)
+        if cv >= widest:
             raise ValueError(
                 f"lengths of at most {max} tokens with a mean of {mean:g} cannot have a cv of {cv:g}: "
-                f"write a cv below {limit:.2f}, or a larger max"
+                f"write a cv below {math.floor(widest * 100) / 100:g}, or a larger max"
             )
-        low, high = 1e-4, 1.0
-        while _clipped_cv(mean, high, max) < cv and high < 16.0:
-            high *= 2.0
+        low, high = 1e-4, _WIDEST_SIGMA
         for _ in range(60):
             sigma = 0.5 * (low + high)
             if _clipped_cv(mean, sigma, max) < cv:
@@ -165,16 +167,16 @@ class LengthDistribution:
             _positive(f"quantile {p:g}", x)
             if x > max:
                 raise ValueError(f"quantile {p:g} is {x:g} tokens, above max ({max})")
-        for (p, x), (q, y) in zip(points, points[1:], strict=False):
+        for (p, x), (q, y) in pairwise(points):
             if y <= x:
                 raise ValueError(f"quantile {q:g} must be longer than quantile {p:g}, but {y:g} ≤ {x:g}")
-        return cls.from_law(
-            QuantileLaw(tuple(x for _, x in points), tuple(_NORMAL.inv_cdf(p) for p, _ in points)), max
-        )
+        return cls.from_law(QuantileLaw(tuple(x for _, x in points), tuple(_NORMAL.inv_cdf(p) for p, _ in points)), max)
 
     @classmethod
     def from_histogram(
-        cls, bins: Sequence[tuple[float, float]], max: int | None = None  # noqa: A002
+        cls,
+        bins: Sequence[tuple[float, float]],
+        max: int | None = None,  # noqa: A002
     ) -> LengthDistribution:
         """``[(upper edge, count), …]``, uniform inside a bin, the first of which begins at 0; the last edge is the cap."""
         if not bins:
@@ -192,7 +194,7 @@ class LengthDistribution:
         total = sum(counts)
         if total <= 0:
             raise ValueError("all counts of the histogram are 0")
-        cap = max if max is not None else int(math.ceil(edges[-1]))
+        cap = max if max is not None else math.ceil(edges[-1])
         _cap(cap)
         return cls.from_law(HistogramLaw(tuple(edges), tuple((np.cumsum(counts) / total).tolist())), cap)
 
@@ -301,7 +303,8 @@ class LengthDistribution:
 
 
 def _normal_cdf(z: FloatArray) -> FloatArray:
-    return np.fromiter(map(math.erfc, (z * -math.sqrt(0.5)).ravel().tolist()), np.float64, z.size).reshape(z.shape) * 0.5
+    erfc = np.fromiter(map(math.erfc, (z * -math.sqrt(0.5)).ravel().tolist()), np.float64, z.size)
+    return 0.5 * erfc.reshape(z.shape)
 
 
 def _clipped_moments(mu: float, sigma: float, cap: float) -> tuple[float, float]:

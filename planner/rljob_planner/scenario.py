@@ -95,15 +95,21 @@ class Trainer(_Section):
     """Seconds of one training step: perStep + perToken·(prompt and response tokens of the batch)."""
 
     per_step: Seconds = Field(description="Seconds of a step whatever its batch.")
-    per_token: Seconds = Field(default=0.0, description="Seconds of a step for each prompt or response token of its batch.")
+    per_token: Seconds = Field(
+        default=0.0, description="Seconds of a step for each prompt or response token of its batch."
+    )
 
 
 class Lognormal(_Section):
     """ln(length) is normal; lengths are clipped at max."""
 
-    median: float = Field(gt=0, allow_inf_nan=False, strict=True, description="Median length in tokens, before clipping.")
+    median: float = Field(
+        gt=0, allow_inf_nan=False, strict=True, description="Median length in tokens, before clipping."
+    )
     sigma: float = Field(ge=0, le=20, allow_inf_nan=False, strict=True, description="Standard deviation of ln(length).")
-    max: int = Field(ge=1, le=MAX_TOKENS, strict=True, description="Longest response in tokens; longer ones are cut here.")
+    max: int = Field(
+        ge=1, le=MAX_TOKENS, strict=True, description="Longest response in tokens; longer ones are cut here."
+    )
 
 
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
@@ -158,7 +164,9 @@ class Staleness(_Section):
     @model_validator(mode="after")
     def _has_max(self) -> Staleness:
         if self.bound is not Bound.NONE and self.max is None:
-            raise ValueError(f"bound {self.bound} needs max: write the policy versions that a sample may lag, such as max: 4")
+            raise ValueError(
+                f"bound {self.bound} needs max: write the policy versions that a sample may lag, such as max: 4"
+            )
         return self
 
 
@@ -226,7 +234,9 @@ class Scenario(_Section):
                 f"{work.prompt_tokens + longest}, or shorten the responses"
             )
         if self.mode is Mode.ONE_STEP_OFF and self.staleness.bound is not Bound.NONE and self.staleness.max == 0:
-            problems.append("staleness.max: one-step-off trains samples that are one version old: write 1, or mode: sync")
+            problems.append(
+                "staleness.max: one-step-off trains samples that are one version old: write 1, or mode: sync"
+            )
         if self.warmup is not None and self.warmup >= self.steps:
             problems.append(
                 f"warmup: {self.warmup} of {self.steps} steps are left out, which leaves none to report: "
@@ -312,9 +322,11 @@ class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
         for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]
+            key = self.construct_object(key_node, deep=True)
             if isinstance(key, str) and key in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"the key {key} stands here twice", key_node.start_mark)
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key} stands here twice", key_node.start_mark
+                )
             if isinstance(key, str):
                 seen.add(key)
         return super().construct_mapping(node, deep)

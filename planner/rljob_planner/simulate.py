@@ -2,7 +2,7 @@
 
 This module is what others call: the input and the result as values, their checks, and the words for a run that cannot go on.
 The event loop itself, and why it may jump from one finish to the next without an error, is in ``_kernel`` (samplers)
-and ``_loop`` (trainer and the loop).
+and ``_loop`` (trainer and the loop); ``_state`` is what they work on.
 
 The rules. An iteration of a replica costs what ``DecodeCost`` says for its running samples and their resident tokens, and
 every running sample gains one token. Waiting samples form one line; the first starts on the replica with the fewest running
@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rljob_planner import _kernel
-from rljob_planner._loop import grow, run
+from rljob_planner import _state
+from rljob_planner._loop import run
 from rljob_planner.lengths import LengthDistribution
 
 if TYPE_CHECKING:
@@ -31,15 +31,8 @@ if TYPE_CHECKING:
 
 FloatArray = NDArray[np.float64]
 
-MODES = {"async": _kernel.ASYNC, "sync": _kernel.SYNC, "one-step-off": _kernel.ONE_STEP_OFF}
-BOUNDS = {"none": _kernel.NONE, "admission": _kernel.ADMISSION, "hold": _kernel.HOLD, "drop": _kernel.DROP}
-OVERFLOWS = ("drop-oldest", "block")
 
-_LEAST_WORK_SAMPLES = 100_000_000
-_MOST_SURPLUS = 64
-
-
-class SimulationStalled(RuntimeError):
+class SimulationStalled(RuntimeError):  # noqa: N818 - it names a state of the simulation
     """The run can never end: nothing is left that could happen, or the trainer waits for what never comes."""
 
 
@@ -204,9 +197,9 @@ class SimulationResult:
 
 def simulate_scenario(scenario: Scenario) -> SimulationResult:
     """Simulate a scenario file."""
-    from rljob_planner.scenario import compile
+    from rljob_planner.scenario import compile as compile_scenario
 
-    return simulate(compile(scenario))
+    return simulate(compile_scenario(scenario))
 
 
 def simulate(inp: SimulationInput) -> SimulationResult:
@@ -273,10 +266,10 @@ def rates(inp: SimulationInput) -> tuple[float, float]:
     return measured * inp.samples_per_prompt / elapsed, batch / step_s if step_s > 0 else float("inf")
 
 
-def _run(inp: SimulationInput) -> _kernel.World:
-    world = _world(inp)
-    while (status := run(world)) == _kernel.NEEDS_ROOM:
-        world = grow(world)
+def _run(inp: SimulationInput) -> _state.World:
+    world = _state.new_world(inp)
+    while (status := run(world)) == _state.NEEDS_ROOM:
+        world = _state.grow(world)
     _explain(status, inp, world)
     return world
 
@@ -301,12 +294,12 @@ def _staleness(histogram: NDArray[np.int64]) -> StalenessSpread:
 
 def _check(inp: SimulationInput) -> None:
     problems = []
-    if inp.mode not in MODES:
-        problems.append(f"mode {inp.mode!r} is not one of {', '.join(MODES)}")
-    if inp.bound not in BOUNDS:
-        problems.append(f"bound {inp.bound!r} is not one of {', '.join(BOUNDS)}")
-    if inp.overflow not in OVERFLOWS:
-        problems.append(f"overflow {inp.overflow!r} is not one of {', '.join(OVERFLOWS)}")
+    if inp.mode not in _state.MODES:
+        problems.append(f"mode {inp.mode!r} is not one of {', '.join(_state.MODES)}")
+    if inp.bound not in _state.BOUNDS:
+        problems.append(f"bound {inp.bound!r} is not one of {', '.join(_state.BOUNDS)}")
+    if inp.overflow not in _state.OVERFLOWS:
+        problems.append(f"overflow {inp.overflow!r} is not one of {', '.join(_state.OVERFLOWS)}")
     for name in ("replicas", "max_running", "prompts_per_step", "samples_per_prompt", "steps"):
         if getattr(inp, name) < 1:
             problems.append(f"{name} must be at least 1, not {getattr(inp, name)}")
@@ -321,8 +314,8 @@ def _check(inp: SimulationInput) -> None:
     longest = inp.prompt_tokens + int(inp.lengths.support_tokens[-1])
     if longest > inp.kv_tokens:
         problems.append(f"a sample of {longest} tokens with its prompt never fits in {inp.kv_tokens} KV tokens")
-    if inp.replicas * inp.max_running > _kernel.MAX_SLOTS:
-        problems.append(f"{inp.replicas} × {inp.max_running} decode slots are more than {_kernel.MAX_SLOTS}")
+    if inp.replicas * inp.max_running > _state.MAX_SLOTS:
+        problems.append(f"{inp.replicas} × {inp.max_running} decode slots are more than {_state.MAX_SLOTS}")
     for table in (inp.decode.fixed_s, inp.decode.memory_s, inp.decode.compute_s):
         if len(table) < inp.max_running + 1 or not np.all(np.isfinite(table)):
             problems.append("every decode table needs max_running + 1 finite entries")
@@ -334,84 +327,20 @@ def _check(inp: SimulationInput) -> None:
         raise ValueError("; ".join(problems))
 
 
-def _world(inp: SimulationInput) -> _kernel.World:
-    """The state of a run before anything has happened."""
-    par, st = np.zeros(1, _kernel.PARAMETERS), np.zeros(1, _kernel.COUNTERS)
-    needed = inp.steps * inp.prompts_per_step * inp.samples_per_prompt
-    values = {
-        "mode": MODES[inp.mode],
-        "replicas": inp.replicas,
-        "max_running": inp.max_running,
-        "kv_tokens": inp.kv_tokens,
-        "prompts_per_step": inp.prompts_per_step,
-        "samples_per_prompt": inp.samples_per_prompt,
-        "prompt_tokens": inp.prompt_tokens,
-        "bound": BOUNDS[inp.bound] if inp.mode == "async" else _kernel.NONE,
-        "max_staleness": inp.max_staleness,
-        "queue_capacity": -1 if inp.queue_capacity is None else inp.queue_capacity,
-        "drop_oldest": int(inp.overflow == "drop-oldest"),
-        "in_flight_cap": -1 if inp.in_flight_cap is None else inp.in_flight_cap,
-        "steps": inp.steps,
-        "warmup": inp.warmup,
-        "work_limit": max(_LEAST_WORK_SAMPLES, _MOST_SURPLUS * needed),
-        "memory_s_per_token": inp.decode.memory_s_per_token,
-        "compute_s_per_token": inp.decode.compute_s_per_token,
-        "prefill_s": inp.decode.prefill_s_per_sample,
-        "recompute_s_per_token": inp.decode.recompute_s_per_token,
-        "train_step_s": inp.train.per_step_s,
-        "train_token_s": inp.train.per_token_s,
-        "train_token2_s": inp.train.per_token_squared_s,
-        "sync_s": inp.weight_sync_s,
-    }
-    for name, value in values.items():
-        par[name] = value
-    slots = inp.replicas * inp.max_running
-    pool = 2 * (slots + 1) + 2 * inp.prompts_per_step
-    st["trainer_end"] = np.inf
-    st["free_samples"] = slots
-    st["free_groups"] = pool
-    replicas = np.zeros(inp.replicas, _kernel.REPLICA)
-    replicas["newest"] = -1
-    tables = [inp.decode.fixed_s, inp.decode.memory_s, inp.decode.compute_s]
-    return _kernel.World(
-        parameters=par,
-        counters=st,
-        tables=np.ascontiguousarray([t[: inp.max_running + 1] for t in tables], dtype=np.float64),
-        support=inp.lengths.support_tokens,
-        cumulative=inp.lengths.cumulative,
-        guide=inp.lengths.guide,
-        seed=np.uint64(inp.seed),
-        replicas=replicas,
-        end_s=np.full(inp.replicas, np.inf),
-        load=np.zeros(inp.replicas, np.int64),
-        refused=np.full(inp.replicas, _kernel.INFINITE_TOKENS),
-        heap=np.zeros((inp.replicas, inp.max_running), np.int64),
-        samples=np.zeros(slots, _kernel.SAMPLE),
-        free_samples=np.arange(slots, dtype=np.int64)[::-1].copy(),
-        preempted=np.zeros(slots, np.int64),
-        groups=np.zeros(pool, _kernel.GROUP),
-        versions=np.zeros((pool, inp.samples_per_prompt), np.int32),
-        free_groups=np.arange(pool, dtype=np.int64)[::-1].copy(),
-        queue=np.zeros(pool, np.int64),
-        unfinished=np.zeros(inp.steps + 1, np.int64),
-        published_s=np.zeros(inp.steps),
-        histogram=np.zeros(inp.steps + 1, np.int64),
-        dirty=np.zeros(inp.replicas, np.int64),
-    )
-
-
-def _explain(status: int, inp: SimulationInput, world: _kernel.World) -> None:
+def _explain(status: int, inp: SimulationInput, world: _state.World) -> None:
     """Raise ``SimulationStalled`` with the reason in words, unless the run ended well."""
-    if status == _kernel.FINISHED:
+    if status == _state.FINISHED:
         return
     st = world.counters[0]
-    seen = f"after {float(st['now']):.6g} s, {int(st['version'])} of {inp.steps} steps and {int(st['finished'])} samples"
-    if status == _kernel.HELD_FOREVER:
+    seen = (
+        f"after {float(st['now']):.6g} s, {int(st['version'])} of {inp.steps} steps and {int(st['finished'])} samples"
+    )
+    if status == _state.HELD_FOREVER:
         raise SimulationStalled(
             f"{seen}: hold with a maximum staleness of 0 never publishes, because samplers keep starting samples that the "
             "next version would make stale; allow a staleness of at least 1, or let the queue block admission"
         )
-    if status == _kernel.TOO_MUCH_WORK:
+    if status == _state.TOO_MUCH_WORK:
         raise SimulationStalled(
             f"{seen}: samplers generate so much more than the trainer consumes that the run does not end in reasonable time "
             f"({int(st['queued'] + st['surplus'])} groups wait); bound the queue with overflow block, bound staleness by "
