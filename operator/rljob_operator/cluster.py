@@ -130,8 +130,11 @@ class Cluster:
         return await self._request("PATCH", path, query=query, body=obj, content_type="application/apply-patch+yaml")
 
     async def create(self, resource: Resource, namespace: str, obj: Json, *, dry_run: bool = False) -> Json:
-        """Creates an object, or only asks whether it could be."""
-        query = {"fieldManager": FIELD_MANAGER} | ({"dryRun": "All"} if dry_run else {})
+        """Creates an object, or only asks whether it could be; the question is strict about fields that nobody knows."""
+        query = {"fieldManager": FIELD_MANAGER}
+        if dry_run:
+            # A misspelt field would be dropped without a word, and show for ever after as a difference.
+            query |= {"dryRun": "All", "fieldValidation": "Strict"}
         return await self._request("POST", resource.path(namespace), query=query, body=obj)
 
     async def merge(

@@ -36,8 +36,8 @@ class Config:
     """Longest time between two passes over a job, whatever happens."""
     metrics_window_s: float = 120.0
     """Window over which rates are measured."""
-    metrics_stale_after_s: float = 45.0
-    """Age from which a metric counts as stale."""
+    scrape_s: float = 15.0
+    """How often Prometheus scrapes the jobs' pods; a metric that is three scrapes old is stale."""
     settle_steps: int = 3
     """Steps after a start or a move before a decision rests on what is measured."""
     deadlines: Deadlines = field(default_factory=Deadlines)
@@ -88,7 +88,7 @@ class Config:
             move_tick_s=seconds("MOVE_TICK", 5.0),
             idle_tick_s=seconds("IDLE_TICK", 30.0),
             metrics_window_s=seconds("METRICS_WINDOW", 120.0),
-            metrics_stale_after_s=seconds("METRICS_STALE_AFTER", 45.0),
+            scrape_s=seconds("SCRAPE_INTERVAL", 15.0),
             settle_steps=whole("SETTLE_STEPS", 3) or 3,
             deadlines=Deadlines(
                 acknowledge_s=seconds("ACKNOWLEDGE_DEADLINE", standard.acknowledge_s),

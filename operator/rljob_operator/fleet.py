@@ -141,7 +141,18 @@ def trimmed(pod: Json) -> dict[str, Any]:
             if key in meta
         },
         "spec": {
-            **{key: spec[key] for key in ("nodeName", "schedulingGates", "priorityClassName") if key in spec},
+            **{
+                key: spec[key]
+                for key in (
+                    "nodeName",
+                    "schedulingGates",
+                    "priorityClassName",
+                    "activeDeadlineSeconds",
+                    "resourceClaims",
+                    "overhead",
+                )
+                if key in spec
+            },
             "containers": [container(c) for c in spec.get("containers") or ()],
             "initContainers": [container(c) for c in spec.get("initContainers") or ()],
         },

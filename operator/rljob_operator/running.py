@@ -16,12 +16,12 @@ from rljob_planner.search import PlanningError, plan
 from rljob_operator import fleet, gate, planning, rebalance, status
 from rljob_operator.config import Config
 from rljob_operator.decide import Decision, Situation, calibrated, decide, recorded
-from rljob_operator.metrics import MoveOutcome, OperatorMetrics
+from rljob_operator.metrics import OperatorMetrics
 from rljob_operator.passes import Pass
 from rljob_operator.readings import Telemetry
 from rljob_operator.rebalance import Deadlines, Observation, epoch_s, timestamp
 from rljob_operator.status import Verdict, rounded
-from rljob_operator.telemetry import Prometheus, observe
+from rljob_operator.telemetry import Prometheus, observe, wished_window_s
 from rljob_planner.api.status import (
     CalibrationStatus,
     ConditionType,
@@ -129,8 +129,8 @@ class Running:
             trainer_pods=this.ready_names(gate.TRAINER),
             since=since_s,
             now=this.now_s,
-            window_s=self._config.metrics_window_s,
-            stale_after_s=self._config.metrics_stale_after_s,
+            window_s=wished_window_s(_period_s(this), self._config.metrics_window_s),
+            scrape_s=self._config.scrape_s,
             samples_per_prompt=workload.samples_per_prompt,
             max_response_tokens=workload.response_tokens.max,
         )
@@ -237,7 +237,7 @@ class Running:
             ),
             decisions=status.remember(this.before.decisions, decision),
         )
-        self._metrics.move_ended(*this.key, MoveOutcome.COMMITTED if committed else MoveOutcome.ROLLED_BACK)
+        self._metrics.move_ended(*this.key, outcome)
         self.latest = None
         this.soon(0.0)
 
@@ -297,6 +297,7 @@ class Running:
             decisions=this.before.decisions,
             pods_ready=this.all_ready,
             not_ready=status.ready(this.samplers, this.trainers).message,
+            settle_steps=self._config.settle_steps,
         )
         decision = await asyncio.to_thread(decide, situation)
         self._metrics.decided(*this.key, decision.code, decision.predicted_gain)
@@ -345,3 +346,11 @@ def _blend(old: float | None, new: float | None) -> float | None:
     if old is None or new is None:
         return new if old is None else old
     return 0.5 * (old + new)
+
+
+def _period_s(this: Pass) -> float | None:
+    """The period as observed last, else as planned."""
+    observed, planned = this.before.observed, this.before.plan
+    if observed is not None and observed.period_seconds is not None:
+        return observed.period_seconds
+    return None if planned is None else planned.period.mean

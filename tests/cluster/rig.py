@@ -1,0 +1,327 @@
+"""The whole loop around one job, for tests: the operator under its own service account, Prometheus, the job emulator.
+
+The operator runs as a process of its own, so that it can be killed as a node failure would kill it, and connects with the
+rights that an installation has. A recorder follows the pods from the first moment: what must hold at every instant is asserted
+over the watch history, never over the final state.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+from kubernetes import client, config, watch
+
+from dev.controlplane import ControlPlane, Prometheus, pods_scrape_config, prometheus_token_file
+
+ROOT = Path(__file__).resolve().parents[2]
+GPU = "nvidia.com/gpu"
+SYSTEM = "rljob-system"
+ACCOUNT = "rljob-operator"
+
+Json = dict[str, Any]
+
+
+def free_port() -> int:
+    """A port that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def install(plane: ControlPlane) -> Path:
+    """Installs CRD, ClusterRole and the operator's account; returns the account's kubeconfig."""
+    plane.apply((ROOT / "crds/rljob.dev_rljobs.yaml").read_text())
+    plane.kubectl("wait", "--for=condition=Established", "crd/rljobs.rljob.dev", "--timeout=30s")
+    plane.apply((ROOT / "charts/rljob-operator/files/clusterrole.yaml").read_text())
+    if plane.kubectl("get", "namespace", SYSTEM, check=False).returncode != 0:
+        plane.create_namespace(SYSTEM)
+    binding = {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "ClusterRoleBinding",
+        "metadata": {"name": ACCOUNT},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": ACCOUNT},
+        "subjects": [{"kind": "ServiceAccount", "name": ACCOUNT, "namespace": SYSTEM}],
+    }
+    account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": ACCOUNT, "namespace": SYSTEM}}
+    plane.apply(yaml.safe_dump_all([account, binding]))
+    return plane.service_account_kubeconfig(SYSTEM, ACCOUNT)
+
+
+class Operator:
+    """The operator as a process."""
+
+    def __init__(self, kubeconfig: Path, log: Path, env: dict[str, str]) -> None:
+        self._kubeconfig = kubeconfig
+        self._log = log
+        self._env = env
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Starts it and waits until it answers its liveness probe."""
+        port = free_port()
+        env = {
+            **os.environ,
+            "KUBECONFIG": str(self._kubeconfig),
+            "RLJOB_OPERATOR_LIVENESS_ENDPOINT": f"http://127.0.0.1:{port}/healthz",
+            **self._env,
+        }
+        with self._log.open("ab") as out:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "rljob_operator"], env=env, stdout=out, stderr=out, cwd=ROOT
+            )
+        process = self._process
+
+        def answers() -> bool:
+            if process.poll() is not None:
+                raise AssertionError(f"the operator ended with {process.returncode}:\n{self.log()}")
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=1):
+                    return True
+            except (urllib.error.URLError, OSError):
+                return False
+
+        eventually(answers, "the operator answers", timeout_s=60)
+
+    def kill(self) -> None:
+        """Kills it as a node failure would."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+
+    def stop(self) -> None:
+        """Stops it in order."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+            try:
+                self._process.wait(timeout=15)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+
+    def log(self) -> str:
+        """The end of its log."""
+        return self._log.read_text(errors="replace")[-6000:]
+
+
+class Recorder:
+    """Follows all pods of a namespace and keeps the largest number of GPUs that were held at any watch event."""
+
+    def __init__(self, kubeconfig: Path, namespace: str) -> None:
+        self._api = client.CoreV1Api(config.new_client_from_config(str(kubeconfig)))
+        self._namespace = namespace
+        self._pods: dict[str, Json] = {}
+        self._stop = threading.Event()
+        self.peak = 0
+        """GPUs of pods bound or ungated and not yet gone, at the worst moment."""
+        self.history: list[tuple[float, int]] = []
+        self._thread = threading.Thread(target=self._follow, daemon=True)
+        self._thread.start()
+
+    def _follow(self) -> None:
+        while not self._stop.is_set():
+            stream = watch.Watch()
+            with contextlib.suppress(Exception):
+                for event in stream.stream(self._api.list_namespaced_pod, self._namespace, timeout_seconds=5):
+                    self._see(event["type"], event["raw_object"])
+
+    def _see(self, kind: str, pod: Json) -> None:
+        uid = pod["metadata"]["uid"]
+        if kind == "DELETED":
+            self._pods.pop(uid, None)
+        else:
+            self._pods[uid] = pod
+        held = sum(_gpus(p) for p in self._pods.values() if _held(p))
+        self.peak = max(self.peak, held)
+        self.history.append((time.time(), held))
+
+    def stop(self) -> None:
+        """Ends the watch."""
+        self._stop.set()
+        self._thread.join(timeout=10)
+
+
+def _gpus(pod: Json) -> int:
+    return sum(int((c.get("resources", {}).get("requests") or {}).get(GPU, 0)) for c in pod["spec"]["containers"])
+
+
+def _held(pod: Json) -> bool:
+    gated = any(g["name"] == "rljob.dev/budget" for g in pod["spec"].get("schedulingGates") or ())
+    ended = pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
+    return (pod["spec"].get("nodeName") is not None or not gated) and not ended
+
+
+def eventually(holds: Callable[[], Any], what: str, *, timeout_s: float = 60.0, every_s: float = 0.2) -> Any:
+    """Waits until ``holds`` returns something true, and returns it; AssertionError names ``what`` did not happen."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        found = holds()
+        if found:
+            return found
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {timeout_s:.0f} s: {what}")
+        threading.Event().wait(every_s)
+
+
+class Rig:
+    """One test's world: nodes, operator, and if asked for Prometheus and emulator, around one job."""
+
+    def __init__(self, plane: ControlPlane, namespace: str, kubeconfig: Path, folder: Path) -> None:
+        self.plane = plane
+        self.namespace = namespace
+        self._folder = folder
+        self._kubeconfig = kubeconfig
+        self._stack = contextlib.ExitStack()
+        self._emulator_port = free_port()
+        self.prometheus: Prometheus | None = None
+        self.operator: Operator | None = None
+        self.recorder = Recorder(plane.kubeconfig, namespace)
+        self._stack.callback(self.recorder.stop)
+
+    def start_prometheus(self) -> Prometheus:
+        """A real Prometheus that scrapes the emulator for the pods' metrics."""
+        scrape = pods_scrape_config(
+            server=self.plane.server,
+            ca_file=self.plane.ca_file,
+            token_file=prometheus_token_file(self.plane),
+            exporter_address=f"127.0.0.1:{self._emulator_port}",
+        )
+        found = Prometheus.start(self._folder / "prometheus", config=scrape, scrape_interval_s=1.0)
+        self._stack.callback(found.close)
+        self.prometheus = found
+        return found
+
+    def start_operator(self, **env: str) -> Operator:
+        """The operator, with deadlines and ticks that suit a test."""
+        quick = {
+            "RLJOB_OPERATOR_MOVE_TICK": "500ms",
+            "RLJOB_OPERATOR_IDLE_TICK": "2s",
+            "RLJOB_OPERATOR_SCRAPE_INTERVAL": "1s",
+            "RLJOB_OPERATOR_METRICS_WINDOW": "12s",
+            "RLJOB_OPERATOR_ACKNOWLEDGE_DEADLINE": "60s",
+            "RLJOB_OPERATOR_GONE_DEADLINE": "60s",
+            "RLJOB_OPERATOR_READY_DEADLINE": "60s",
+        }
+        if self.prometheus is not None:
+            quick["RLJOB_OPERATOR_PROMETHEUS_URL"] = self.prometheus.url
+        self.operator = Operator(self._kubeconfig, self._folder / "operator.log", {**quick, **env})
+        self._stack.callback(self.operator.stop)
+        self.operator.start()
+        return self.operator
+
+    def start_emulator(self, job: str, emulation: Json) -> None:
+        """The job emulator for one job."""
+        path = self._folder / "emulator.yaml"
+        path.write_text(yaml.safe_dump(emulation))
+        out = self._stack.enter_context((self._folder / "emulator.log").open("wb"))
+        process = subprocess.Popen(
+            [
+                sys.executable, "-m", "dev.emulator", "--kubeconfig", str(self.plane.kubeconfig), "--namespace", self.namespace,
+                "--job", job, "--config", str(path), "--port", str(self._emulator_port),
+                "--steps", str(self._folder / "steps.jsonl"),
+            ],
+            stdout=out,
+            stderr=out,
+            cwd=ROOT,
+        )  # fmt: skip
+
+        def stop() -> None:
+            process.terminate()
+            process.wait(timeout=15)
+
+        self._stack.callback(stop)
+
+    def set_faults(self, **faults: Any) -> None:
+        """Changes the emulator's faults."""
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self._emulator_port}/faults",
+            data=json.dumps(faults).encode(),
+            headers={"Content-Type": "application/json"},
+            method="POST",
+        )
+        with urllib.request.urlopen(request, timeout=5):
+            pass
+
+    def apply(self, job: Json) -> None:
+        """Applies an RLJob as a user would."""
+        self.plane.kubectl("apply", "--server-side", "-f", "-", input=yaml.safe_dump(job))
+
+    def get(self, kind: str, name: str) -> Json | None:
+        """One object of the namespace, None if there is none."""
+        found = self.plane.kubectl("get", kind, name, "-n", self.namespace, "-o", "json", check=False)
+        return dict(json.loads(found.stdout)) if found.returncode == 0 else None
+
+    def objects(self, kind: str, selector: str = "") -> list[Json]:
+        """The objects of a kind in the namespace."""
+        args = ["get", kind, "-n", self.namespace, "-o", "json", *(["-l", selector] if selector else [])]
+        return list(json.loads(self.plane.kubectl(*args).stdout)["items"])
+
+    def status(self, name: str) -> Json:
+        """The status of an RLJob, empty if there is none yet."""
+        job = self.get("rljob", name)
+        return {} if job is None else dict(job.get("status") or {})
+
+    def condition(self, name: str, kind: str) -> Json | None:
+        """A condition of an RLJob."""
+        return next((c for c in self.status(name).get("conditions", ()) if c["type"] == kind), None)
+
+    def wait_condition(
+        self, name: str, kind: str, status: str, reason: str | None = None, *, timeout_s: float = 60.0
+    ) -> Json:
+        """Waits for a condition and returns it."""
+
+        def holds() -> Json | None:
+            found = self.condition(name, kind)
+            fits = found is not None and found["status"] == status and reason in (None, found["reason"])
+            return found if fits else None
+
+        try:
+            return dict(eventually(holds, f"{kind}={status} ({reason or 'any reason'})", timeout_s=timeout_s))
+        except AssertionError as error:
+            raise AssertionError(f"{error}; it is {self.condition(name, kind)}\n{self._tail()}") from error
+
+    def wait_phase(self, name: str, phase: str, *, timeout_s: float = 60.0) -> Json:
+        """Waits for a phase and returns the status."""
+        try:
+            eventually(lambda: self.status(name).get("phase") == phase, f"phase {phase}", timeout_s=timeout_s)
+        except AssertionError as error:
+            raise AssertionError(f"{error}; it is {self.status(name).get('phase')}\n{self._tail()}") from error
+        return self.status(name)
+
+    def events(self, name: str) -> list[Json]:
+        """The events on an RLJob."""
+        return [
+            e
+            for e in self.objects("events")
+            if e["involvedObject"]["name"] == name and e["involvedObject"]["kind"] == "RLJob"
+        ]
+
+    def _tail(self) -> str:
+        return "" if self.operator is None else self.operator.log()
+
+    def close(self) -> None:
+        """Ends everything that was started, the last first."""
+        self._stack.close()
+
+
+def rig_of(plane: ControlPlane, namespace: str, kubeconfig: Path, folder: Path) -> Iterator[Rig]:
+    """A rig that is torn down with its jobs gone."""
+    rig = Rig(plane, namespace, kubeconfig, folder)
+    try:
+        yield rig
+    finally:
+        plane.kubectl("delete", "rljobs", "--all", "-n", namespace, "--wait=false", check=False)
+        rig.close()
