@@ -1,188 +1,39 @@
-"""Decisions on made-up situations: every code, the order of the checks, calm, and that the unknown moves nothing."""
+"""Decisions on made-up situations: every code, the order of the checks, and calm."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field, fields, replace
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from rljob_operator.decide import (
-    Decision,
-    Planner,
-    Situation,
     agreement,
-    calibrated,
     decide,
     direction,
     recorded,
     staleness_check,
 )
-from rljob_operator.measured import sampler_reading, trainer_reading
 from rljob_operator.outlook import taken_gpus
-from rljob_operator.readings import LengthHistogram, Reading, SamplerTelemetry, Telemetry, Trend
+from rljob_operator.readings import Reading, Trend
 from rljob_operator.rebalance import timestamp, with_replicas
-from rljob_planner.api.spec import RLJobSpec
 from rljob_planner.api.status import DecisionCode, DecisionStatus, MoveHistory
 from rljob_planner.calibrate import Calibration
-from rljob_planner.errors import PlanningError
-from rljob_planner.placement import Room
-from rljob_planner.split import SamplerSplit, Split, TrainerSplit
-
-NOW_S = 1_700_000_000.0
-PERIOD_S = 10.0
-BUDGET = 64
-CAP = 1000
-
-
-def split(samplers: int = 48, trainers: int = 2, in_flight: int = CAP) -> Split:
-    return Split(
-        mode="async",
-        samplers=SamplerSplit(replicas=samplers, gpus_per_replica=1, tensor_parallel=1, max_running=64),
-        trainers=TrainerSplit(replicas=trainers, gpus_per_replica=8, dp=trainers * 8, tp=1, pp=1, ep=1),
-        in_flight=in_flight,
-    )
-
-
-def spec(**changes: Any) -> RLJobSpec:
-    raw: dict[str, Any] = {
-        "gpus": BUDGET,
-        "accelerator": "H100-SXM",
-        "model": {"name": "Qwen/Qwen3-8B"},
-        "workload": {
-            "promptsPerStep": 16,
-            "samplesPerPrompt": 8,
-            "steps": 1000,
-            "promptTokens": {"mean": 200},
-            "responseTokens": {"mean": 1000, "max": 8192},
-        },
-        "staleness": {"max": 4},
-        "sampler": {"template": {"spec": {"containers": [{"name": "engine"}]}}},
-        "trainer": {"template": {"spec": {"containers": [{"name": "trainer"}]}}},
-        "rebalance": {"persistence": 1},
-    }
-    for path, value in changes.items():
-        *parents, leaf = path.split("__")
-        target = raw
-        for parent in parents:
-            target = target.setdefault(parent, {})
-        target[leaf] = value
-    return RLJobSpec.model_validate(raw)
-
-
-PODS = ("s-0", "s-1")
-
-
-def sampler(**changes: Reading[float]) -> SamplerTelemetry:
-    known = SamplerTelemetry(
-        running=Reading.of(30.0),
-        waiting=Reading.of(0.0),
-        kv_usage=Reading.of(0.4),
-        kv_tokens=Reading.of(100_000.0),
-        running_mean=Reading.of(30.0),
-        kv_usage_mean=Reading.of(0.5),
-        iteration_s=Reading.of(0.02),
-        generation_tokens_per_s=Reading.of(1500.0),
-    )
-    return replace(known, **changes)
-
-
-def telemetry(**changes: Any) -> Telemetry:
-    known = Telemetry(
-        at=NOW_S,
-        window_s=120.0,
-        since_s=3600.0,
-        policy_version=Reading.of(100),
-        steps_in_window=Reading.of(12),
-        queue_groups=Reading.of(4.0),
-        in_flight_samples=Reading.of(900.0),
-        layout_generation=Reading.of(3),
-        staleness_mean=Reading.of(2.0),
-        staleness_p95=Reading.of(3.0),
-        staleness_max=Reading.of(5.0),
-        period_s=Reading.of(PERIOD_S),
-        train_step_s=Reading.of(8.0),
-        trainer_wait_share=Reading.of(0.1),
-        weight_sync_s=Reading.of(0.5),
-        trained_samples_per_step=Reading.of(128.0),
-        trained_tokens_per_sample=Reading.of(1000.0),
-        response_lengths=Reading.of(LengthHistogram(((500.0, 30.0), (1000.0, 40.0), (2000.0, 30.0)), 1000.0)),
-        response_trend=Reading.of(Trend(0.0, 1e-4)),
-        samplers={pod: sampler() for pod in PODS},
-        ready_samplers=frozenset(PODS),
-    )
-    return replace(known, **changes)
-
-
-@dataclass
-class FakePlanner:
-    """A planner whose optimum and periods a test states; it remembers what it was asked."""
-
-    best: Split = field(default_factory=split)
-    period: Callable[[Split], float] = lambda s: PERIOD_S
-    caps: Callable[[int], int] = lambda trainers: CAP
-    error: str | None = None
-    plans: list[dict[str, Any]] = field(default_factory=list)
-    evaluations: list[dict[str, Any]] = field(default_factory=list)
-
-    def planner(self) -> Planner:
-        return Planner(plan=self._plan, evaluate=self._evaluate)
-
-    def _plan(self, spec: RLJobSpec, rooms: Any, **asked: Any) -> Any:
-        self.plans.append(asked)
-        if self.error is not None:
-            raise PlanningError("NothingFeasible", self.error)
-        trainers = asked["trainer_replicas"]
-        found = self.best
-        if trainers is not None and trainers != found.trainers.replicas:
-            found = with_replicas(found, BUDGET - 8 * trainers, trainers)
-            found = found.model_copy(update={"in_flight": self.caps(trainers)})
-        return SimpleNamespace(split=found)
-
-    def _evaluate(self, spec: RLJobSpec, asked_split: Split, rooms: Any, **asked: Any) -> Any:
-        self.evaluations.append(asked)
-        return SimpleNamespace(period_s=self.period(asked_split))
-
-
-def by_trainers(**seconds: float) -> Callable[[Split], float]:
-    """Periods that depend on the number of trainers alone: ``by_trainers(t2=10, t3=9)``."""
-    return lambda s: seconds[f"t{s.trainers.replicas}"]
-
-
-def situation(**changes: Any) -> Situation:
-    base = Situation(
-        spec=spec(),
-        split=split(),
-        rooms=[Room(f"n{i}", 8) for i in range(8)],
-        telemetry=telemetry(),
-        calibration=Calibration(),
-        now_s=NOW_S,
-        moves=MoveHistory(cost_seconds=60.0),
-        decisions=(),
-        pods_ready=True,
-    )
-    return replace(base, **changes)
-
-
-def gaining() -> FakePlanner:
-    return FakePlanner(best=split(40, 3), period=by_trainers(t2=10.0, t3=8.0))
-
-
-def run(fake: FakePlanner | None = None, **changes: Any) -> Decision:
-    return decide(situation(**changes), (fake or gaining()).planner())
-
-
-def noted(
-    code: DecisionCode, to: Split | None, *, before: Split | None = None, ago_s: float = 60.0, count: int = 1
-) -> Any:
-    return DecisionStatus(
-        at=timestamp(NOW_S - ago_s), code=code, message="", from_split=before or split(), to_split=to, count=count
-    )
+from rljob_planner.split import SamplerSplit
+from tests.operator.situations import (
+    NOW_S,
+    PERIOD_S,
+    FakePlanner,
+    by_trainers,
+    cap_planner,
+    gaining,
+    noted,
+    run,
+    situation,
+    spec,
+    split,
+    telemetry,
+)
 
 
 def test_a_split_that_gains_is_moved_to() -> None:
@@ -451,10 +302,6 @@ def test_what_a_bound_promises() -> None:
     assert (unknown.within, unknown.clearly_over) == (None, False)
 
 
-def cap_planner(cap: int, better: float = 9.0) -> FakePlanner:
-    return FakePlanner(best=split(in_flight=cap), period=lambda s: better if s.in_flight == cap else PERIOD_S)
-
-
 def test_the_cap_follows_the_planner_outside_a_deadband() -> None:
     raised = run(cap_planner(1500))
     assert (raised.code, raised.in_flight) == (DecisionCode.RAISE_CAP, 1500)
@@ -486,81 +333,6 @@ def test_cost_counts_gpus_if_it_is_the_objective() -> None:
     assert decision.predicted_gain == pytest.approx(1 - 56 / 64)
 
 
-NEEDED_NOW = ("policy_version", "queue_groups", "in_flight_samples", "layout_generation")
-NEEDED_IN_WINDOW = ("period_s", "train_step_s", "staleness_mean", "staleness_max", "response_lengths", "response_trend")
-OF_SAMPLERS = ("running", "kv_usage", "iteration_s")
-
-
-@pytest.mark.parametrize("name", [*NEEDED_NOW, *NEEDED_IN_WINDOW])
-@pytest.mark.parametrize("lost", [Reading.missing(), Reading.stale(60.0)])
-def test_one_unknown_is_enough_to_hold(name: str, lost: Reading[Any]) -> None:
-    seen = telemetry(**{name: lost}, missing=("start the exporter",))
-    decision = run(telemetry=seen)
-    assert decision.code is DecisionCode.METRICS_UNKNOWN
-    assert lost.state.value in decision.message
-    assert "start the exporter" in decision.message
-
-
-def test_unknown_comes_before_not_ready_and_over_staleness() -> None:
-    seen = telemetry(queue_groups=Reading.missing(), staleness_mean=Reading.of(50.0))
-    assert run(telemetry=seen, pods_ready=False).code is DecisionCode.METRICS_UNKNOWN
-
-
-ACTING = {DecisionCode.MOVE, DecisionCode.RAISE_CAP, DecisionCode.LOWER_CAP}
-OWN_READINGS = [f.name for f in fields(Telemetry) if isinstance(getattr(telemetry(), f.name), Reading)]
-SAMPLER_READINGS = [f.name for f in fields(SamplerTelemetry)]
-LOST = st.sampled_from([Reading.missing(), Reading.stale(90.0)])
-
-
-@settings(max_examples=300, deadline=None)
-@given(
-    own=st.dictionaries(st.sampled_from(OWN_READINGS), LOST),
-    per_pod=st.dictionaries(st.tuples(st.sampled_from(PODS), st.sampled_from(SAMPLER_READINGS)), LOST),
-    gone=st.sets(st.sampled_from(PODS)),
-    fake=st.sampled_from([gaining, lambda: cap_planner(1500), FakePlanner]),
-    staleness=st.sampled_from([2.0, 6.0]),
-)
-def test_lost_metrics_never_cause_a_move(
-    own: dict[str, Reading[Any]],
-    per_pod: dict[tuple[str, str], Reading[float]],
-    gone: set[str],
-    fake: Callable[[], FakePlanner],
-    staleness: float,
-) -> None:
-    pods = {
-        pod: sampler(**{name: lost for (where, name), lost in per_pod.items() if where == pod})
-        for pod in PODS
-        if pod not in gone
-    }
-    whole = telemetry(staleness_mean=Reading.of(staleness))
-    seen = replace(whole, samplers=pods, **own)
-    undisturbed = run(fake(), telemetry=whole).code
-    code = run(fake(), telemetry=seen).code
-    needed = {*NEEDED_NOW, *NEEDED_IN_WINDOW, "steps_in_window"} & own.keys()
-    if gone or needed or any(name in OF_SAMPLERS for _, name in per_pod):
-        assert code not in ACTING
-        assert code in {DecisionCode.METRICS_UNKNOWN, DecisionCode.SETTLING}
-    else:
-        # What is lost then is nothing that a decision rests on.
-        assert code is undisturbed
-
-
-@settings(max_examples=200, deadline=None)
-@given(
-    noise=st.lists(st.floats(0.96, 1.04), min_size=40, max_size=40),
-    trainers=st.lists(st.sampled_from([1, 2, 3]), min_size=40, max_size=40),
-)
-def test_noise_below_min_gain_never_moves(noise: list[float], trainers: list[int]) -> None:
-    decisions: tuple[DecisionStatus, ...] = ()
-    for tick, (factor, count) in enumerate(zip(noise, trainers, strict=True)):
-        best = split(BUDGET - 8 * count, count)
-        fake = FakePlanner(best=best, period=lambda s, f=factor, b=best: PERIOD_S * (min(f, 1.0) if s == b else 1.0))
-        here = situation(decisions=decisions, now_s=NOW_S + 60.0 * tick)
-        decision = decide(here, fake.planner())
-        assert decision.code in {DecisionCode.AT_OPTIMUM, DecisionCode.GAIN_TOO_SMALL}
-        decisions = recorded(decisions, decision, here, timestamp(here.now_s))
-
-
 def test_the_record_says_what_it_rested_on() -> None:
     here = situation()
     decision = decide(here, gaining().planner())
@@ -571,56 +343,3 @@ def test_the_record_says_what_it_rested_on() -> None:
     assert note.period_seconds == PERIOD_S
     assert note.response_tokens_mean == pytest.approx(1000.0)
     assert note.cost_seconds == 60.0
-
-
-def test_sampler_readings_leave_weight_sync_out_of_the_iteration() -> None:
-    reading = sampler_reading(telemetry(), spec())
-    assert reading is not None
-    assert reading.iteration_s == pytest.approx(0.02 * (1 - 0.5 / PERIOD_S))
-    assert reading.running_per_replica == 30.0
-    assert reading.resident_tokens_per_replica == 50_000.0
-    without_sync = sampler_reading(telemetry(weight_sync_s=Reading.missing()), spec())
-    assert without_sync is not None
-    assert without_sync.iteration_s == 0.02
-
-
-def test_sampler_readings_without_kv_room_take_the_length_biased_context() -> None:
-    bare = {pod: sampler(kv_tokens=Reading.missing()) for pod in PODS}
-    reading = sampler_reading(telemetry(samplers=bare), spec())
-    lengths = telemetry().response_lengths.value
-    assert reading is not None
-    assert lengths is not None
-    assert reading.resident_tokens_per_replica == pytest.approx(30 * (200 + lengths.second_moment / 2000))
-
-
-def test_trainer_readings_count_prompts() -> None:
-    reading = trainer_reading(telemetry(), spec())
-    lengths = telemetry().response_lengths.value
-    assert reading is not None
-    assert lengths is not None
-    assert (reading.step_s, reading.samples) == (8.0, 128.0)
-    assert reading.tokens == 128 * 1200
-    assert reading.tokens_squared == pytest.approx(128 * (200**2 + 2 * 200 * 1000 + lengths.second_moment))
-
-
-def test_a_side_that_is_not_known_teaches_nothing() -> None:
-    unknown = telemetry(train_step_s=Reading.missing(), period_s=Reading.missing(), samplers={})
-    assert sampler_reading(unknown, spec()) is None
-    assert trainer_reading(unknown, spec()) is None
-    before = Calibration(sampler_factor=0.7, observations=3)
-    assert calibrated(before, unknown, spec(), split(), ()) is before
-
-
-def test_calibration_moves_towards_what_is_measured() -> None:
-    rooms = [Room(f"n{i}", 8, "H100-SXM") for i in range(8)]
-    slow = telemetry(train_step_s=Reading.of(1e4))
-    after = calibrated(Calibration(), slow, spec(), split(), rooms)
-    assert after.trainer_factor < 1.0
-    assert after.pegged
-    assert after.observations == 1
-
-
-def test_a_model_that_the_planner_does_not_know_teaches_nothing() -> None:
-    before = Calibration()
-    unknown = cast(RLJobSpec, spec(model={"name": "nobody/knows-this"}))
-    assert calibrated(before, telemetry(), unknown, split(), [Room("n", 8, "H100-SXM")]) is before
