@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-PLANE_FIXTURE = "plane"
+MARKER = "cluster"
+"""Marks the tests that need a control plane; those that use the session's get it by themselves."""
 
 _real = pytest.StashKey[set[str]]()
 
@@ -19,7 +20,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_call(item: pytest.Item) -> None:
     # Reached only if every fixture was set up, so the plane was there.
-    if PLANE_FIXTURE in getattr(item, "fixturenames", ()):
+    if item.get_closest_marker(MARKER) is not None:
         item.config.stash[_real].add(item.nodeid)
 
 
