@@ -218,7 +218,9 @@ def run(config: Config) -> None:
     """Runs the operator until it is told to stop."""
     found, _ = registry(config)
     kopf.configure(verbose=False)
-    logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
+    # One line for each handled event says nothing that the status does not.
+    for noisy in ("aiohttp.access", "kopf.objects"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
     kopf.run(
         registry=found,
         standalone=True,

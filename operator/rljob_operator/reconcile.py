@@ -46,6 +46,9 @@ from rljob_planner.api.status import (
 
 AT_ONCE_S = 0.0
 
+REPLAN_AFTER_S = 60.0
+"""How long an answer to the first plan stands while nothing has changed: quotas and admission may change unseen."""
+
 
 class Reconciler:
     """The passes over one RLJob."""
@@ -72,6 +75,7 @@ class Reconciler:
         self._actions = Actions(cluster, view, uid)
         self._running = Running(session, config, metrics)
         self._published: dict[str, Any] | None = None
+        self._plan: tuple[object, float, Plan | Verdict] | None = None
 
     async def run_pass(self) -> float | None:
         """Runs one pass; returns the seconds until the next at the latest, or None when the job is gone."""
@@ -231,13 +235,9 @@ class Reconciler:
         return 0 if layout is None else int(layout["generation"])
 
     async def _plan_first(self, this: Pass) -> None:
-        found = await asyncio.to_thread(planning.first_plan, this.spec, this.inventory)
+        found = await self._first_plan(this)
         if isinstance(found, Verdict):
             this.verdicts[ConditionType.PLANNED] = found
-            return
-        refusal = await self._refusal(this, found)
-        if refusal is not None:
-            this.verdicts[ConditionType.PLANNED] = refusal
             return
         verdict = planning.planned(this.spec, found, this.inventory)
         this.verdicts[ConditionType.PLANNED] = verdict
@@ -257,6 +257,17 @@ class Reconciler:
         for note in children.template_notes(this.job, found.split):
             this.said.append(("Normal", "TemplateAdjusted", note))
         this.soon(AT_ONCE_S)
+
+    async def _first_plan(self, this: Pass) -> Plan | Verdict:
+        """The first plan, or why there is none; asked anew when the spec or the nodes have changed, and now and then."""
+        key = (this.raw["metadata"]["generation"], this.inventory.rooms, this.inventory.budget)
+        if self._plan is not None and self._plan[0] == key and time.monotonic() - self._plan[1] < REPLAN_AFTER_S:
+            return self._plan[2]
+        found = await asyncio.to_thread(planning.first_plan, this.spec, this.inventory)
+        if not isinstance(found, Verdict):
+            found = await self._refusal(this, found) or found
+        self._plan = (key, time.monotonic(), found)
+        return found
 
     async def _refusal(self, this: Pass, found: Plan) -> Verdict | None:
         try:
@@ -298,11 +309,11 @@ class Reconciler:
     async def _report(self, this: Pass) -> None:
         """Completes the conditions and writes the status if it says something new; then posts events."""
         move, held = this.now.rebalance, this.held_gpus
-        if this.now.split is not None:
+        if this.before.split is not None:
             this.verdicts.setdefault(
                 ConditionType.SCHEDULED, status.scheduled(this.samplers, this.trainers, this.spec.gpus, held)
             )
-            this.verdicts.setdefault(ConditionType.READY, status.ready(this.samplers, this.trainers))
+            this.verdicts.setdefault(ConditionType.READY, status.ready(this.samplers, this.trainers, self._name))
             this.verdicts[ConditionType.REBALANCING] = status.rebalancing(move)
             calibration = this.now.calibration
             this.verdicts[ConditionType.DEGRADED] = status.degraded(
@@ -335,9 +346,9 @@ class Reconciler:
         if this.now != this.before:
             await self._write(this.raw, this.now)
         self._measure(this, held)
-        for condition in status.changed(this.before.conditions, this.now.conditions):
-            bad = condition.status != ("False" if condition.type in _BAD_WHEN_TRUE else "True")
-            this.said.append(("Warning" if bad else "Normal", f"{condition.type}{condition.reason}", condition.message))
+        for condition in status.events(this.before.conditions, this.now.conditions):
+            kind = "Normal" if status.is_good(condition) else "Warning"
+            this.said.append((kind, condition.reason, condition.message))
         for kind, reason, message in this.said:
             await self._actions.say(this.job, kind, reason, message, now_s=this.now_s)
 
@@ -358,9 +369,6 @@ class Reconciler:
     async def _write(self, raw: Json, now: RLJobStatus) -> None:
         body = {**raw, "status": now.model_dump(mode="json", by_alias=True, exclude_none=True)}
         await self._cluster.put_status(RLJOBS, self._namespace, self._name, body)
-
-
-_BAD_WHEN_TRUE = frozenset({ConditionType.DEGRADED, ConditionType.REBALANCING})
 
 
 def _parsed(text: str) -> dict[str, Any]:

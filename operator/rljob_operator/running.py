@@ -10,7 +10,6 @@ import asyncio
 import time
 
 import aiohttp
-from rljob_planner.calibrate import Calibration
 from rljob_planner.search import PlanningError, plan
 
 from rljob_operator import fleet, gate, planning, rebalance, status
@@ -32,6 +31,7 @@ from rljob_planner.api.status import (
     ObservedStatus,
     Phase,
 )
+from rljob_planner.calibrate import Calibration
 from rljob_planner.split import Split
 
 BACK_OFF_S = 60.0
@@ -296,7 +296,7 @@ class Running:
             moves=this.before.moves,
             decisions=this.before.decisions,
             pods_ready=this.all_ready,
-            not_ready=status.ready(this.samplers, this.trainers).message,
+            not_ready=status.ready(this.samplers, this.trainers, this.key[1]).message,
             settle_steps=self._config.settle_steps,
         )
         decision = await asyncio.to_thread(decide, situation)

@@ -58,10 +58,35 @@ def conditions(
     return tuple(known[kind] for kind in ConditionType if kind in known)
 
 
-def changed(previous: Iterable[Condition], current: Iterable[Condition]) -> tuple[Condition, ...]:
-    """The conditions whose status or reason is new: each is worth one event."""
-    known = {condition.type: (condition.status, condition.reason) for condition in previous}
-    return tuple(c for c in current if known.get(c.type) != (c.status, c.reason))
+BAD_WHEN_TRUE = frozenset({ConditionType.DEGRADED, ConditionType.REBALANCING})
+"""Conditions whose wished status is False."""
+
+PROGRESS = frozenset({"WaitingForPods", "WaitingForBudget", "PodsNotReady", "Stopped", "Starting", "StalenessUnknown"})
+"""Reasons that every job passes through: they stand in the conditions and are no event."""
+
+
+def is_good(condition: Condition) -> bool:
+    """Whether a condition has its wished status."""
+    return condition.status == ("False" if condition.type in BAD_WHEN_TRUE else "True")
+
+
+def events(previous: Iterable[Condition], current: Iterable[Condition]) -> tuple[Condition, ...]:
+    """The conditions that are worth an event: what went wrong, for another reason than before, and what is right again.
+
+    Moves post events of their own.
+    """
+    known = {condition.type: condition for condition in previous}
+    worth: list[Condition] = []
+    for condition in current:
+        old = known.get(condition.type)
+        if condition.type is ConditionType.REBALANCING or condition.reason in PROGRESS:
+            continue
+        if is_good(condition):
+            if old is not None and old.status != condition.status and old.reason not in PROGRESS:
+                worth.append(condition)
+        elif condition.status != "Unknown" and (old is None or old.reason != condition.reason):
+            worth.append(condition)
+    return tuple(worth)
 
 
 def remember(decisions: Sequence[DecisionStatus], new: DecisionStatus) -> tuple[DecisionStatus, ...]:
@@ -146,7 +171,7 @@ def scheduled(samplers: Fleet, trainers: Fleet, budget: int, held: int) -> Verdi
     return Verdict(True, "AllBound", f"{samplers.wanted} samplers and {trainers.wanted} trainers are bound")
 
 
-def ready(samplers: Fleet, trainers: Fleet) -> Verdict:
+def ready(samplers: Fleet, trainers: Fleet, job: str) -> Verdict:
     """Whether all wished pods are ready."""
     if samplers.wanted + trainers.wanted == 0:
         return Verdict(False, "Stopped", "no pods are wished")
@@ -155,7 +180,7 @@ def ready(samplers: Fleet, trainers: Fleet) -> Verdict:
     return Verdict(
         False,
         "PodsNotReady",
-        f"{samplers.column()} samplers and {trainers.column()} trainers are ready: kubectl get pods -l rljob.dev/name=…",
+        f"{samplers.column()} samplers and {trainers.column()} trainers are ready: kubectl get pods -l rljob.dev/name={job}",
     )
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from rljob_operator import status
 from rljob_operator.status import Fleet, Verdict
-from rljob_planner.api.status import ConditionType, DecisionCode, DecisionStatus, Phase
+from rljob_planner.api.status import Condition, ConditionType, DecisionCode, DecisionStatus, Phase
 
 FULL = Fleet(wanted=4, existing=4, bound=4, ready=4)
 
@@ -21,8 +21,6 @@ def test_a_transition_time_moves_only_with_the_status() -> None:
     flipped = status.conditions(again, {ConditionType.READY: Verdict(None, "C", "c")}, generation=2, now_s=30.0)
     assert flipped[0].status == "Unknown"
     assert flipped[0].last_transition_time > first[0].last_transition_time
-    assert status.changed(first, again) == again
-    assert status.changed(again, again) == ()
 
 
 def test_conditions_that_a_pass_does_not_mention_stay() -> None:
@@ -55,7 +53,7 @@ def test_all_bound_is_scheduled_and_nothing_wished_is_not() -> None:
     assert status.scheduled(FULL, FULL, 32, 32).status is True
     nothing = Fleet(0, 0, 0, 0)
     assert status.scheduled(nothing, nothing, 32, 0).reason == "Stopped"
-    assert status.ready(nothing, nothing).status is False
+    assert status.ready(nothing, nothing, "job").status is False
 
 
 def test_the_same_decision_counts_up_and_at_most_ten_are_kept() -> None:
@@ -96,3 +94,22 @@ def test_numbers_are_rounded_and_unknown_stays_unknown() -> None:
     assert status.rounded(1234.5678, 3) == 1230.0
     assert status.rounded(None) is None
     assert status.rounded(float("nan")) is None
+
+
+def test_events_tell_what_went_wrong_and_what_is_right_again_and_nothing_else() -> None:
+    def conditions(verdict: Verdict, kind: ConditionType = ConditionType.METRICS_AVAILABLE) -> tuple[Condition, ...]:
+        return status.conditions((), {kind: verdict}, generation=1, now_s=0.0)
+
+    good = conditions(Verdict(True, "MetricsFound", "m"))
+    bad = conditions(Verdict(False, "MetricsMissing", "m"))
+    starting = conditions(Verdict(None, "Starting", "m"))
+    assert status.events((), good) == ()
+    assert status.events(starting, good) == ()
+    assert status.events(good, bad) == bad
+    assert status.events(bad, bad) == ()
+    assert status.events(bad, good) == good
+    assert status.events((), starting) == ()
+    assert status.events((), conditions(Verdict(False, "PodsNotReady", "m"), ConditionType.READY)) == ()
+    assert status.events((), conditions(Verdict(True, "Drain", "m"), ConditionType.REBALANCING)) == ()
+    broken = conditions(Verdict(True, "PodsBroken", "m"), ConditionType.DEGRADED)
+    assert status.events((), broken) == broken

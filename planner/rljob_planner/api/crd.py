@@ -133,7 +133,7 @@ def object_schema() -> dict[str, Any]:
     # The API server validates these three itself and lets a schema say nothing more of them.
     schema["properties"]["apiVersion"] = {"type": "string", "description": "Version of the API: rljob.dev/v1alpha1."}
     schema["properties"]["kind"] = {"type": "string", "description": "Kind of the object: RLJob."}
-    schema["properties"]["metadata"] = {"type": "object", "description": "Standard object metadata."}
+    schema["properties"]["metadata"] = {"type": "object"}
     _drop_defaults(schema["properties"]["status"])
     return schema
 
