@@ -46,11 +46,16 @@ class Keeper:
         self._starter = os.getppid()
         self._detached = False
         self._ending = False
+        self._wakeup = -1
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
     def serve(self) -> None:
         """Answer requests until the starter is gone, asks to quit, or a signal arrives."""
+        # A signal must end the wait for requests at once, not only be noticed after it.
+        self._wakeup, writing = os.pipe()
+        os.set_blocking(writing, False)
+        signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._end)
         with (self._data_dir / LOCK_NAME).open("w") as lock:
@@ -71,13 +76,10 @@ class Keeper:
         while not self._ending:
             if not self._detached and (not stdin_open or os.getppid() != self._starter):
                 return
-            try:
-                ready, _, _ = select.select([0] if stdin_open else [], [], [], POLL_S)
-            except InterruptedError:
-                continue
+            ready, _, _ = select.select([self._wakeup, *([0] if stdin_open else [])], [], [], POLL_S)
             for child in self._children.values():
                 child.poll()  # reaps the dead
-            if not ready:
+            if 0 not in ready:
                 continue
             chunk = os.read(0, 65536)
             stdin_open = bool(chunk)

@@ -5,6 +5,7 @@ See ``keeper`` for why a second process owns them.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import signal
@@ -31,6 +32,7 @@ class Supervisor:
     def __init__(self, data_dir: Path, *, remove: bool) -> None:
         """Start a keeper for ``data_dir``, which it deletes at the end if ``remove``."""
         self.data_dir = data_dir
+        self._remove = remove
         data_dir.mkdir(parents=True, exist_ok=True)
         self._lock = threading.Lock()
         self._keeper: subprocess.Popen[bytes] | None = subprocess.Popen(
@@ -102,6 +104,8 @@ class Supervisor:
             process = self._release()
             if process is not None:
                 process.wait()
+            if self._remove:
+                shutil.rmtree(self.data_dir, ignore_errors=True)
 
     def _release(self) -> subprocess.Popen[bytes] | None:
         with self._lock:
@@ -109,7 +113,9 @@ class Supervisor:
         if process is not None:
             assert process.stdin is not None
             assert process.stdout is not None
-            process.stdin.close()
+            # A request that a dead keeper never read is still in the buffer.
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.close()
             process.stdout.close()
         return process
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from dev.controlplane import ComponentError, ControlPlane, NodeSpec, paths
+from dev.controlplane.ports import free_ports
 
 pytestmark = pytest.mark.cluster
 
@@ -134,3 +136,14 @@ def test_up_env_and_down() -> None:
     assert processes_of(data_dir) == []
     assert not data_dir.exists()
     assert run("down").returncode == 0, "nothing to do is fine"
+
+
+def test_a_port_that_was_taken_meanwhile_is_exchanged(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        chosen = [[other.getsockname()[1], *free_ports(2)], free_ports(3)]
+        monkeypatch.setattr("dev.controlplane.plane.free_ports", lambda _count: chosen.pop(0))
+        with ControlPlane.start() as plane:
+            assert plane.kubectl("get", "namespace", "default", "-o", "name").stdout == "namespace/default\n"
+    assert chosen == []
