@@ -6,7 +6,6 @@ interpreter lock.
 
 from __future__ import annotations
 
-from rljob_planner.calibrate import Calibration
 from rljob_planner.search import Plan, PlanningError, plan
 
 from rljob_operator import inventory as inventories
@@ -15,7 +14,8 @@ from rljob_operator.rebalance import timestamp
 from rljob_operator.status import Verdict, rounded
 from rljob_planner.api.spec import RLJobSpec
 from rljob_planner.api.status import PlanStatus, RunTime, Spread, StalenessSummary
-from rljob_planner.split import Split
+from rljob_planner.calibrate import Calibration
+from rljob_planner.split import SamplerSplit, Split, TrainerSplit
 
 
 def first_plan(spec: RLJobSpec, inventory: Inventory, calibration: Calibration | None = None) -> Plan | Verdict:
@@ -27,6 +27,29 @@ def first_plan(spec: RLJobSpec, inventory: Inventory, calibration: Calibration |
         return plan(limited(spec, inventory), inventory.rooms, calibration=calibration or Calibration(), detail=False)
     except PlanningError as error:
         return Verdict(False, error.reason, str(error))
+
+
+def smallest_split(spec: RLJobSpec) -> Split:
+    """The minima as a split: enough to try the templates before there is a plan."""
+    width, gpus = spec.sampler.gpus_per_replica or 1, spec.trainer.gpus_per_replica
+    return Split(
+        mode="async",
+        samplers=SamplerSplit(
+            replicas=spec.sampler.min_replicas,
+            gpus_per_replica=width,
+            tensor_parallel=width,
+            max_running=spec.sampler.max_running or 1,
+        ),
+        trainers=TrainerSplit(
+            replicas=spec.trainer.min_replicas,
+            gpus_per_replica=gpus,
+            dp=spec.trainer.min_replicas * gpus,
+            tp=1,
+            pp=1,
+            ep=1,
+        ),
+        in_flight=spec.workload.samples_per_prompt,
+    )
 
 
 def limited(spec: RLJobSpec, inventory: Inventory) -> RLJobSpec:

@@ -263,6 +263,10 @@ class Reconciler:
         key = (this.raw["metadata"]["generation"], this.inventory.rooms, this.inventory.budget)
         if self._plan is not None and self._plan[0] == key and time.monotonic() - self._plan[1] < REPLAN_AFTER_S:
             return self._plan[2]
+        try:
+            children.trial_pods(this.job, planning.smallest_split(this.spec))
+        except children.TemplateError as error:
+            return Verdict(False, "InvalidTemplate", str(error))
         found = await asyncio.to_thread(planning.first_plan, this.spec, this.inventory)
         if not isinstance(found, Verdict):
             found = await self._refusal(this, found) or found
@@ -270,10 +274,7 @@ class Reconciler:
         return found
 
     async def _refusal(self, this: Pass, found: Plan) -> Verdict | None:
-        try:
-            refusal = await self._actions.try_pods(this.job, found.split)
-        except children.TemplateError as error:
-            return Verdict(False, "InvalidTemplate", str(error))
+        refusal = await self._actions.try_pods(this.job, found.split)
         if refusal is None:
             return None
         if "exceeded quota" in refusal.message:

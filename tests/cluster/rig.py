@@ -45,7 +45,8 @@ def free_port() -> int:
 def install(plane: ControlPlane) -> Path:
     """Installs CRD, ClusterRole and the operator's account; returns the account's kubeconfig."""
     plane.apply((ROOT / "crds/rljob.dev_rljobs.yaml").read_text())
-    plane.kubectl("wait", "--for=condition=Established", "crd/rljobs.rljob.dev", "--timeout=30s")
+    # Not ``kubectl wait``: it stumbles over a CRD that has no conditions at all yet.
+    eventually(lambda: plane.kubectl("get", "rljobs", "-A", check=False).returncode == 0, "the API serves RLJobs")
     plane.apply((ROOT / "charts/rljob-operator/files/clusterrole.yaml").read_text())
     if plane.kubectl("get", "namespace", SYSTEM, check=False).returncode != 0:
         plane.create_namespace(SYSTEM)
