@@ -177,6 +177,7 @@ def _complete(w: World, g: int, now: float) -> None:
     st.completed += 1
     if par.mode != ASYNC and st.completed % par.prompts_per_step == 0:
         st.generation_s += now - st.batch_begin
+        st.batches += 1
     if (
         par.mode == ASYNC
         and par.bound != DROP

@@ -128,7 +128,7 @@ def _may_publish(w: World) -> bool:
 def _begin_statistics(w: World, now: float) -> None:
     st = w.counters[0]
     st.dropped_groups = st.wasted_tokens = st.trained_tokens = st.trained_samples = st.preemptions = 0
-    st.queue_max = st.queued + st.surplus
+    st.queue_max = st.batches = 0
     st.in_flight_area = st.running_area = st.busy_area = st.queue_area = st.kv_area = 0.0
     st.training_s = st.generation_s = 0.0
     st.begin = now

@@ -48,7 +48,7 @@ COUNTERS = _record(
     "version trainer admitted started completed dropped in_flight running busy steps_started free_samples preempted"
     " free_groups opened open_group open_index queue_head queued surplus dirty oldest_version held_since_finished finished"
     # from here on: statistics, which start anew when the warm-up ends
-    " dropped_groups wasted_tokens trained_tokens trained_samples preemptions queue_max",
+    " dropped_groups wasted_tokens trained_tokens trained_samples preemptions queue_max batches",
     "now trainer_end batch_begin in_flight_area running_area busy_area queue_area kv_area training_s generation_s begin",
 )
 """Counters of a run. ``…_area`` is the integral over time."""

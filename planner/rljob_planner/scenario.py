@@ -8,14 +8,13 @@ the key, say what is wrong and what to write instead, because the file is writte
 from __future__ import annotations
 
 import difflib
-import math
 from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic.alias_generators import to_camel
 
 from rljob_planner.lengths import MAX_TOKENS, LengthDistribution
@@ -52,13 +51,7 @@ class Overflow(StrEnum):
     BLOCK = "block"
 
 
-def _finite(value: float) -> float:
-    if not math.isfinite(value):
-        raise ValueError(f"write a finite number, not {value}")
-    return value
-
-
-Seconds = Annotated[float, Field(ge=0, strict=True), AfterValidator(_finite)]
+Seconds = Annotated[float, Field(ge=0, strict=True, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=1_000_000_000, strict=True)]
 
 
@@ -360,7 +353,7 @@ def _explain(error: dict[str, Any]) -> Iterator[str]:
     elif kind == "enum":
         yield f"{where}: {value!r} is not one of {error['ctx']['expected']}"
     else:
-        yield f"{where}: {error['msg'][0].lower()}{error['msg'][1:]}, but this is {value!r}"
+        yield f"{where}: {error['msg'].replace('Input should be', 'must be')}, but this is {value!r}"
 
 
 def _model_at(path: tuple[Any, ...]) -> type[BaseModel] | None:

@@ -179,20 +179,22 @@ class SimulationResult:
 
     def to_json(self) -> dict[str, Any]:
         """The result as the JSON object of ``rljob simulate``."""
-        return {
-            "period": {"mean": self.period.mean, "p10": self.period.p10, "p90": self.period.p90},
-            "staleness": {"mean": self.staleness.mean, "p95": self.staleness.p95, "max": self.staleness.max},
-            "rho": self.rho,
-            "samplerUtilization": self.sampler_utilization,
-            "trainerUtilization": self.trainer_utilization,
-            "meanRunning": self.mean_running,
-            "meanInFlight": self.mean_in_flight,
-            "queueGroups": {"mean": self.queue_groups.mean, "max": self.queue_groups.max},
-            "tokensPerSecond": self.tokens_per_second,
-            "droppedGroups": self.dropped_groups,
-            "wastedTokens": self.wasted_tokens,
-            "trainedMeanLength": self.trained_mean_length,
-        }
+        from rljob_planner._simulation_json import PeriodJson, QueueJson, SimulationJson, StalenessJson
+
+        return SimulationJson(
+            period=PeriodJson(mean=self.period.mean, p10=self.period.p10, p90=self.period.p90),
+            staleness=StalenessJson(mean=self.staleness.mean, p95=self.staleness.p95, max=self.staleness.max),
+            rho=self.rho,
+            sampler_utilization=self.sampler_utilization,
+            trainer_utilization=self.trainer_utilization,
+            mean_running=self.mean_running,
+            mean_in_flight=self.mean_in_flight,
+            queue_groups=QueueJson(mean=self.queue_groups.mean, max=self.queue_groups.max),
+            tokens_per_second=self.tokens_per_second,
+            dropped_groups=self.dropped_groups,
+            wasted_tokens=self.wasted_tokens,
+            trained_mean_length=self.trained_mean_length,
+        ).model_dump(by_alias=True)
 
 
 def simulate_scenario(scenario: Scenario) -> SimulationResult:
@@ -277,8 +279,8 @@ def _run(inp: SimulationInput) -> _state.World:
 def _rho(inp: SimulationInput, st: Any) -> float:
     """In lock-step modes full load is the batch itself: the rates are a batch over its sampling and its training time."""
     if inp.mode != "async":
-        train, rollout = float(st["training_s"]), float(st["generation_s"])
-        return train / rollout if rollout > 0 else float("inf")
+        training_s = float(st["training_s"]) / (inp.steps - inp.warmup)
+        return training_s * float(st["batches"]) / float(st["generation_s"])
     rollout_rate, train_rate = rates(inp)
     return rollout_rate / train_rate
 
