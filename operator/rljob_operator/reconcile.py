@@ -170,9 +170,7 @@ class Reconciler:
         elif move is None or move.phase is MovePhase.VERIFY:
             phase, told, draining = LayoutPhase.STEADY, announced(split, move), ()
         else:
-            present = {gate.name_of(pod) for pod in this.pods}
-            phase, told = LayoutPhase.DRAINING, announced(split, move)
-            draining = tuple(name for name in move.victims if name in present)
+            phase, told, draining = LayoutPhase.DRAINING, announced(split, move), move.victims
         if live is not None and (phase is LayoutPhase.DRAINING or not this.all_ready):
             # New endpoints come with the generation that ends a move or a start; until then some may only leave.
             known = {endpoint["pod"] for endpoint in live["samplers"]["endpoints"]}

@@ -19,6 +19,7 @@ from rljob_operator.metrics import OperatorMetrics
 from rljob_operator.passes import Pass
 from rljob_operator.readings import Telemetry
 from rljob_operator.rebalance import Deadlines, Observation, epoch_s, timestamp
+from rljob_operator.situation import staleness_check
 from rljob_operator.status import Verdict, rounded
 from rljob_operator.telemetry import Prometheus, observe, wished_window_s
 from rljob_planner.api.status import (
@@ -153,7 +154,9 @@ class Running:
         mean, largest = telemetry.staleness_mean.value, telemetry.staleness_max.value
         if not in_move:
             planned = None if this.before.plan is None else this.before.plan.staleness
-            this.verdicts[ConditionType.WITHIN_STALENESS] = status.within_staleness(this.spec, mean, largest, planned)
+            this.verdicts[ConditionType.WITHIN_STALENESS] = status.within_staleness(
+                staleness_check(this.spec, telemetry), this.spec.staleness.bound, planned
+            )
         period_s = telemetry.period_s.value
         if in_move and old is not None:
             # Windows do not span a move, so these are unknown during one; what held before it is kept in sight.

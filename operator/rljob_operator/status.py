@@ -13,7 +13,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from rljob_operator.rebalance import Targets, timestamp
-from rljob_planner.api.spec import Bound, RLJobSpec
+from rljob_operator.situation import StalenessCheck
+from rljob_planner.api.spec import Bound
 from rljob_planner.api.status import (
     Condition,
     ConditionType,
@@ -215,26 +216,20 @@ def rebalancing(move: MoveStatus | None) -> Verdict:
     return Verdict(True, move.phase.value, message)
 
 
-def within_staleness(
-    spec: RLJobSpec, mean: float | None, maximum: float | None, planned: StalenessSummary | None
-) -> Verdict:
+def within_staleness(check: StalenessCheck, bound: Bound, planned: StalenessSummary | None) -> Verdict:
     """Whether staleness keeps to what the bound promises: the mean under ``admission``, the largest trained sample under ``drop``."""
-    limit = spec.staleness.max
-    bound = spec.staleness.bound
-    watched = maximum if bound is Bound.DROP else mean
-    if watched is None:
+    if check.observed is None:
         return Verdict(
             None, "StalenessUnknown", "no staleness is reported yet: rljob_sample_staleness_versions is missing"
         )
-    what = "max" if bound is Bound.DROP else "mean"
-    numbers = f"{what} staleness {watched:.2f}, limit {limit} under bound {bound.value}"
-    if watched <= limit + 1e-9:
+    numbers = f"{check.statistic} staleness {check.observed:.2f}, limit {check.limit:g} under bound {bound.value}"
+    if not check.clearly_over:
         return Verdict(True, "WithinLimit", numbers)
     hint = "" if planned is None else f" (planned mean {planned.mean:.2f})"
     return Verdict(
         False,
         "OverLimit",
-        f"{numbers}{hint}: the in-flight cap is lowered; if that does not help check that the framework enforces the bound",
+        f"{numbers}{hint}: in mode Auto the in-flight cap is lowered; if that does not help, check that the framework enforces the bound",
     )
 
 

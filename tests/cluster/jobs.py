@@ -63,3 +63,39 @@ def merged(base: Json, changes: Json) -> Json:
         else:
             found[key] = copy.deepcopy(value)
     return found
+
+
+def drifting_job(namespace: str, **spec: Any) -> Json:
+    """A job of small, fast steps whose best split moves as its responses grow; ``emulation`` runs it."""
+    return merged(
+        job(namespace, workload={"promptsPerStep": 8, "samplesPerPrompt": 4, "responseTokens": {"mean": 400}}),
+        {"spec": spec},
+    )
+
+
+def emulation(*, drift: bool = True) -> Json:
+    """The hidden truth behind ``drifting_job``: responses grow fourfold in half a minute if ``drift``."""
+    return {
+        "seed": 1,
+        "layout_lag_s": 1.0,
+        "untouched_lag_s": 5.0,
+        "truth": {
+            "decode": {
+                "fixed_s": 0.004,
+                "weights_s": 0.002,
+                "per_context_token_s": 1e-7,
+                "per_sample_s": 2e-5,
+                "prefill_per_token_s": 1e-6,
+                "kv_tokens_per_gpu": 300000,
+                "weights_kv_tokens": 50000,
+                "noise": 0.02,
+            },
+            "train": {"fixed_s": 0.1, "per_token_gpu_s": 5e-4, "regroup_s": 1.0, "noise": 0.02},
+            "weight_sync_s": 0.1,
+        },
+        "lengths": {
+            "trace": [[0, 400], [15, 400], [45, 1500]] if drift else [[0, 400]],
+            "cv": 0.8,
+            "max_tokens": 4096,
+        },
+    }

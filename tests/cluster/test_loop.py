@@ -1,0 +1,182 @@
+"""The loop on a real API server, scheduler and Prometheus: lengths drift, GPUs move, and nothing that fails breaks the budget."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dev.controlplane import ControlPlane
+from tests.cluster.conftest import GpuNodes
+from tests.cluster.jobs import drifting_job, emulation
+from tests.cluster.rig import Rig, eventually, install, rig_of
+
+Json = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def account(plane: ControlPlane) -> Path:
+    return install(plane)
+
+
+@pytest.fixture
+def rig(plane: ControlPlane, namespace: str, account: Path, tmp_path: Path, gpu_nodes: GpuNodes) -> Iterator[Rig]:
+    gpu_nodes(2, product="NVIDIA-H100-80GB-HBM3")
+    yield from rig_of(plane, namespace, account, tmp_path)
+
+
+def codes(rig: Rig) -> list[str]:
+    return [d["code"] for d in rig.status("job").get("decisions", ())]
+
+
+def replicas(split: Json) -> tuple[int, int]:
+    return split["samplers"]["replicas"], split["trainers"]["replicas"]
+
+
+def begin(rig: Rig, *, drift: bool = True, **spec: Any) -> Json:
+    """Starts everything around the drifting job; returns the first split."""
+    rig.start_prometheus()
+    rig.start_operator()
+    rig.apply(drifting_job(rig.namespace, **spec))
+    rig.start_emulator("job", emulation(drift=drift))
+    first: Json = rig.wait_phase("job", "Running")["split"]
+    return first
+
+
+def wait_move(rig: Rig, phase: str | None = None, timeout_s: float = 120.0) -> Json:
+    """Waits for a move to be under way, in a phase if one is named."""
+
+    def under_way() -> Json | None:
+        move = rig.status("job").get("rebalance")
+        return move if move and phase in (None, move["phase"]) else None
+
+    return dict(
+        eventually(
+            under_way, f"a move in {phase or 'any phase'}; decisions {codes(rig)}", timeout_s=timeout_s, every_s=0.05
+        )
+    )
+
+
+def wait_moved(rig: Rig, timeout_s: float = 120.0) -> Json:
+    """Waits for the first committed move and returns the status."""
+    eventually(lambda: rig.status("job").get("moves", {}).get("moves", 0) >= 1, "a committed move", timeout_s=timeout_s)
+    return rig.status("job")
+
+
+def test_gpus_move_from_trainers_to_samplers_as_lengths_grow(rig: Rig) -> None:
+    first = begin(rig)
+    status = wait_moved(rig)
+    now = status["split"]
+    assert replicas(now)[0] > replicas(first)[0]
+    assert replicas(now)[1] < replicas(first)[1]
+    assert rig.recorder.peak <= 16
+    committed = next(d for d in status["decisions"] if d["code"] == "MoveCommitted")
+    assert (replicas(committed["from"]), replicas(committed["to"])) == (replicas(first), replicas(now))
+    assert committed["predictedGain"] >= 0.03
+    reasons = {e["reason"] for e in rig.events("job")}
+    assert {"MoveStarted", "MoveAnnounce", "MoveDrain", "MoveShrink", "MoveGrow", "MoveVerify"} <= reasons
+
+
+@pytest.mark.parametrize("phase", ["Announce", "Shrink", "Grow", "Verify"])
+def test_an_operator_killed_in_mid_move_ends_it_after_a_restart(rig: Rig, phase: str) -> None:
+    # Pods that come and go slowly hold each phase open long enough to be hit.
+    slow = {"metadata": {"annotations": {"dev.rljob.dev/start-delay": "4s", "dev.rljob.dev/stop-delay": "4s"}}}
+    first = begin(rig, sampler={"template": slow}, trainer={"template": slow})
+    wait_move(rig, phase)
+    assert rig.operator is not None
+    rig.operator.kill()
+    before = rig.status("job")["rebalance"]
+    rig.operator.start()
+    eventually(lambda: rig.status("job").get("rebalance") is None, f"the move {before['id']} ends", timeout_s=90)
+    status = rig.status("job")
+    assert status["moves"]["lastOutcome"] in ("Committed", "RolledBack")
+    assert replicas(status["split"]) in (replicas(first), replicas(before["to"]))
+    rig.wait_condition("job", "Ready", "True")
+    assert len(rig.objects("pods")) == sum(replicas(status["split"]))
+    assert rig.recorder.peak <= 16
+
+
+def test_without_prometheus_nothing_is_resized_and_it_recovers_by_itself(rig: Rig) -> None:
+    begin(rig, drift=False)
+    rig.wait_condition("job", "MetricsAvailable", "True")
+    assert rig.prometheus is not None
+    before = rig.status("job")["split"]
+    rig.prometheus.stop()
+    found = rig.wait_condition("job", "MetricsAvailable", "False")
+    assert rig.prometheus.url in found["message"]
+    eventually(lambda: "MetricsUnknown" in codes(rig), "the decision says so")
+    # As long as it is away nothing may move: at least ten decisions long.
+    eventually(
+        lambda: (
+            max((d["count"] for d in rig.status("job")["decisions"] if d["code"] == "MetricsUnknown"), default=0) >= 10
+        ),
+        "ten decisions without metrics",
+    )
+    status = rig.status("job")
+    assert status["split"] == before
+    assert status.get("rebalance") is None
+    rig.prometheus.start_again()
+    rig.wait_condition("job", "MetricsAvailable", "True")
+    eventually(lambda: codes(rig)[-1] not in ("MetricsUnknown", "Settling"), "decisions go on")
+    assert rig.recorder.peak <= 16
+
+
+def test_a_trainer_that_never_acknowledges_makes_the_move_roll_back(rig: Rig) -> None:
+    rig.start_prometheus()
+    rig.start_operator(RLJOB_OPERATOR_ACKNOWLEDGE_DEADLINE="5s")
+    rig.apply(drifting_job(rig.namespace))
+    rig.start_emulator("job", emulation())
+    first = rig.wait_phase("job", "Running")["split"]
+    rig.wait_condition("job", "MetricsAvailable", "True")
+    rig.set_faults(acknowledge_after_s=None)
+    eventually(lambda: "MoveRolledBack" in codes(rig), f"a roll-back; decisions {codes(rig)}", timeout_s=120)
+    status = rig.status("job")
+    assert replicas(status["split"]) == replicas(first)
+    assert status["moves"]["failures"] == 1
+    assert status["moves"]["notBefore"] > status["moves"]["lastEndedAt"]
+    rig.wait_condition("job", "Ready", "True")
+    assert rig.recorder.peak <= 16
+
+
+def test_a_pod_stuck_in_terminating_holds_the_other_side_back(rig: Rig) -> None:
+    stuck = {"metadata": {"annotations": {"dev.rljob.dev/hang-terminating": "true"}}}
+    begin(rig, trainer={"template": stuck})
+    move = wait_move(rig, "Shrink")
+    victim = move["victims"][0]
+
+    def waits() -> bool:
+        found = rig.status("job").get("rebalance")
+        return found is not None and victim in found.get("waitingFor", "")
+
+    eventually(waits, "the move names the pod that it waits for")
+    found = rig.condition("job", "Rebalancing")
+    assert found is not None
+    assert victim in found["message"]
+    samplers = rig.objects("pods", "rljob.dev/role=sampler")
+    assert len(samplers) == replicas(move["from"])[0], "the receiver has not grown"
+    rig.plane.kubectl("annotate", "pod", victim, "-n", rig.namespace, "dev.rljob.dev/hang-terminating-")
+    wait_moved(rig)
+    assert rig.recorder.peak <= 16
+
+
+@pytest.mark.parametrize(("mode", "code"), [("Recommend", "RecommendOnly"), ("Initial", "InitialOnly")])
+def test_other_modes_say_what_auto_would_do_and_do_nothing(rig: Rig, mode: str, code: str) -> None:
+    first = begin(rig, rebalance={"mode": mode})
+    eventually(lambda: code in codes(rig), f"the decision {code}; there are {codes(rig)}", timeout_s=120)
+    status = rig.status("job")
+    said = next(d for d in status["decisions"] if d["code"] == code)
+    assert replicas(said["to"]) != replicas(first)
+    assert said["predictedGain"] >= 0.03
+    assert status["split"] == first
+    assert status.get("rebalance") is None
+
+
+def test_a_run_that_reaches_its_last_step_is_complete_and_frees_its_gpus(rig: Rig) -> None:
+    begin(rig, drift=False, workload={"steps": 12})
+    rig.wait_phase("job", "Complete", timeout_s=120)
+    eventually(lambda: not rig.objects("pods"), "all GPUs are freed", timeout_s=60)
+    assert any(e["reason"] == "Complete" for e in rig.events("job"))
+    assert rig.status("job")["phase"] == "Complete"
+    assert rig.recorder.peak <= 16
