@@ -68,6 +68,7 @@ async def run(args: argparse.Namespace) -> None:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(stop.wait(), TICK_S / 2)
         finally:
+            cluster.stop()
             stopped.cancel()
             await runner.cleanup()
 

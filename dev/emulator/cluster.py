@@ -1,31 +1,25 @@
 """What the emulated containers can know of their cluster: which pods are ready, and their layout file.
 
-Two threads list and watch with plain JSON (the client's models would cost more time than the whole emulation). The layout file
-lags behind its ConfigMap as a mounted volume does: up to a minute and more, unless the operator touches an annotation of a pod, which makes
-its kubelet look at once.
+The layout file lags behind its ConfigMap as a mounted volume does: up to a minute and more, unless the operator touches
+an annotation of a pod, which makes its kubelet look at once.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
-import urllib3
-from kubernetes import client, config
+from kubernetes import client
 
+from dev.emulator.follow import Json, api_client, follow
 from rljob_runtime import Layout, LayoutError
 
 _log = logging.getLogger(__name__)
 
 TOUCHED = "rljob.dev/layout-generation"
 """Annotation by which the operator hastens the volume."""
-
-Json = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -95,31 +89,53 @@ class LayoutVolume:
         return self._last
 
 
+class _Objects:
+    """What is there, by name."""
+
+    def __init__(self, changed: Callable[[list[Json]], None]) -> None:
+        self._changed = changed
+        self._objects: dict[str, Json] = {}
+
+    def reset(self, objects: list[Json]) -> None:
+        self._objects = {obj["metadata"]["name"]: obj for obj in objects}
+        self._changed(list(self._objects.values()))
+
+    def event(self, kind: str, obj: Json) -> None:
+        if kind == "DELETED":
+            self._objects.pop(obj["metadata"]["name"], None)
+        else:
+            self._objects[obj["metadata"]["name"]] = obj
+        self._changed(list(self._objects.values()))
+
+
 class Cluster:
     """The job's pods and layout, followed in threads."""
 
     def __init__(self, kubeconfig: str, namespace: str, job: str) -> None:
         """Connect with a kubeconfig."""
-        configuration = client.Configuration()
-        config.load_kube_config(config_file=kubeconfig, client_configuration=configuration)
-        self._api = client.ApiClient(configuration)
-        self._core = client.CoreV1Api(self._api)
+        self._api = api_client(kubeconfig)
         self._namespace, self._job = namespace, job
         self._lock = threading.Lock()
         self._pods: dict[str, PodState] = {}
         self._layout_text: str | None = None
+        self._stop = threading.Event()
 
     def start(self) -> None:
         """Follow from now on, in daemon threads."""
-        pods = {"label_selector": f"rljob.dev/name={self._job}"}
-        layout = {"field_selector": f"metadata.name={self._job}-layout"}
-        for name, call, selector, take in (
-            ("pods", self._core.list_namespaced_pod, pods, self._take_pods),
-            ("layout", self._core.list_namespaced_config_map, layout, self._take_layout),
+        core, job = client.CoreV1Api(self._api), self._job
+        for call, taker, selector in (
+            (core.list_namespaced_pod, _Objects(self._take_pods), {"label_selector": f"rljob.dev/name={job}"}),
+            (
+                core.list_namespaced_config_map,
+                _Objects(self._take_layout),
+                {"field_selector": f"metadata.name={job}-layout"},
+            ),
         ):
-            threading.Thread(
-                target=self._follow, args=(call, selector, take), name=f"emulator-{name}", daemon=True
-            ).start()
+            follow(call, taker, self._stop, namespace=self._namespace, **selector)
+
+    def stop(self) -> None:
+        """Follow no more."""
+        self._stop.set()
 
     def rljob(self) -> Json:
         """The RLJob object; raises ApiException if it is not there."""
@@ -140,36 +156,6 @@ class Cluster:
         with self._lock:
             return self._layout_text
 
-    def _follow(
-        self, call: Callable[..., Any], selector: Mapping[str, str], take: Callable[[list[Json]], None]
-    ) -> None:
-        while True:
-            try:
-                answer = json.loads(call(self._namespace, **selector, _preload_content=False).data)
-                objects: dict[str, Json] = {o["metadata"]["name"]: o for o in answer["items"]}
-                take(list(objects.values()))
-                stream = call(
-                    self._namespace,
-                    **selector,
-                    watch=True,
-                    resource_version=answer["metadata"]["resourceVersion"],
-                    timeout_seconds=300,
-                    _preload_content=False,
-                )
-                for line in _lines(stream):
-                    event = json.loads(line)
-                    if event["type"] == "ERROR":
-                        break
-                    name = event["object"]["metadata"]["name"]
-                    if event["type"] == "DELETED":
-                        objects.pop(name, None)
-                    else:
-                        objects[name] = event["object"]
-                    take(list(objects.values()))
-            except (client.ApiException, urllib3.exceptions.HTTPError, OSError, ValueError) as error:
-                _log.warning("watching again in a second: %s", error)
-                time.sleep(1.0)
-
     def _take_pods(self, objects: list[Json]) -> None:
         pods = {o["metadata"]["name"]: pod_state(o) for o in objects}
         with self._lock:
@@ -179,10 +165,3 @@ class Cluster:
         text = next((o.get("data", {}).get("layout.json") for o in objects), None)
         with self._lock:
             self._layout_text = text
-
-
-def _lines(stream: Any) -> Any:
-    pending = b""
-    for chunk in stream.stream(amt=None, decode_content=False):
-        *lines, pending = (pending + chunk).split(b"\n")
-        yield from (line for line in lines if line.strip())
