@@ -61,7 +61,7 @@ def iterations_s(w: World, n: int, resident: float, k: int) -> float:
 
 
 @jit
-def _boundary(w: World, r: int, now: float) -> int:
+def boundary(w: World, r: int, now: float) -> int:
     """Iterations of replica ``r``'s jump that are over at the end of the one under way at ``now``."""
     rep = w.replicas[r]
     since = now - rep.begin - rep.extra
@@ -76,11 +76,21 @@ def _boundary(w: World, r: int, now: float) -> int:
 
 
 @jit
+def count_resident(w: World, r: int, now: float, iterations: int) -> None:
+    """Integrate the resident tokens of replica ``r`` until ``now``, by when ``iterations`` of its jump have begun."""
+    rep = w.replicas[r]
+    paused = max(0.0, min(now, rep.begin) - rep.counted)
+    w.counters[0].kv_area += rep.resident * paused
+    w.counters[0].kv_area += (rep.resident + rep.n * 0.5 * (iterations - 1)) * (now - rep.counted - paused)
+    rep.counted = now
+
+
+@jit
 def cut(w: World, r: int, now: float) -> None:
     """Let replica ``r``'s jump end with the iteration under way."""
     rep = w.replicas[r]
     if rep.cut == 0:
-        rep.k = _boundary(w, r, now)
+        rep.k = boundary(w, r, now)
         rep.cut = 1
         w.end_s[r] = max(now, rep.begin + rep.extra + iterations_s(w, rep.n, rep.resident, rep.k))
 
@@ -205,7 +215,7 @@ def _complete(w: World, g: int, now: float) -> None:
 def land(w: World, r: int, now: float) -> None:
     """The jump of replica ``r`` is over: its tokens exist, samples finish, joiners join, an overflow preempts the newest."""
     par, st, rep = w.parameters[0], w.counters[0], w.replicas[r]
-    st.kv_area += (rep.resident + rep.n * 0.5 * (rep.k - 1)) * (now - rep.begin)
+    count_resident(w, r, now, rep.k)
     rep.resident += rep.n * rep.k
     rep.iteration += rep.k
     rep.extra = 0.0
@@ -241,7 +251,6 @@ def land(w: World, r: int, now: float) -> None:
     rep.joining_tokens = 0
     while rep.resident + rep.n > par.kv_tokens:
         _preempt_newest(w, r)
-    st.kv_area += rep.resident * rep.pause
     rep.begin = now + rep.pause
     rep.pause = 0.0
     rep.cut = 0
@@ -266,7 +275,7 @@ def _room(w: World, context: int, now: float) -> int:
         rep = w.replicas[best]
         resident = rep.resident + rep.joining_tokens
         if rep.n > 0 and rep.begin < now:
-            resident += rep.n * (rep.k if rep.cut == 1 else _boundary(w, best, now))
+            resident += rep.n * (rep.k if rep.cut == 1 else boundary(w, best, now))
         if resident + context + fewest + 1 <= par.kv_tokens:
             return int(best)
         w.refused[best] = context
@@ -308,6 +317,7 @@ def _start(w: World, s: int, r: int, now: float) -> None:
     w.load[r] += 1
     st.running += 1
     if rep.n == 0 or rep.begin >= now:
+        count_resident(w, r, now, 1)
         rep.begin = max(rep.begin, now)
         _join(w, r, s)
         mark(w, r)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from rljob_planner._jit import jit
-from rljob_planner._kernel import cut, fill, land, mark, plan
+from rljob_planner._kernel import boundary, count_resident, cut, fill, land, mark, plan
 from rljob_planner._state import (
     ASYNC,
     DROP,
@@ -125,17 +125,21 @@ def _may_publish(w: World) -> bool:
 
 
 @jit
+def _count_all_resident(w: World, now: float) -> None:
+    for r in range(w.end_s.size):
+        rep = w.replicas[r]
+        count_resident(w, r, now, boundary(w, r, now) if rep.n > 0 and rep.begin < now else 1)
+
+
+@jit
 def _begin_statistics(w: World, now: float) -> None:
     st = w.counters[0]
+    _count_all_resident(w, now)
     st.dropped_groups = st.wasted_tokens = st.trained_tokens = st.trained_samples = st.preemptions = 0
     st.queue_max = st.batches = 0
     st.in_flight_area = st.running_area = st.busy_area = st.queue_area = st.kv_area = 0.0
     st.training_s = st.generation_s = 0.0
     st.begin = now
-    for r in range(w.end_s.size):  # an iteration under way counts from here on
-        rep = w.replicas[r]
-        if rep.n > 0 and rep.begin < now:
-            st.kv_area -= rep.resident * (now - rep.begin)
 
 
 @jit
@@ -156,7 +160,6 @@ def _publish(w: World, now: float) -> None:
                 rep.pause += par.sync_s
             else:
                 rep.begin = max(rep.begin, now) + par.sync_s
-                st.kv_area += rep.resident * par.sync_s
                 mark(w, r)
     if st.version == par.warmup:
         _begin_statistics(w, now)
@@ -228,6 +231,7 @@ def run(w: World) -> int:
             land(w, first, now)
         _advance_trainer(w, now)
         if st.version == par.steps:
+            _count_all_resident(w, now)
             return FINISHED
         _trim_queue(w)
         holds = st.trainer == TRAINED and par.bound == HOLD and par.max_staleness == 0

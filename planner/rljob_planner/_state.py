@@ -55,11 +55,11 @@ COUNTERS = _record(
 
 REPLICA = _record(
     "n joining joining_tokens resident iteration k newest cut dirty",
-    "begin extra pause",
+    "begin extra pause counted",
 )
 """A replica and its jump: ``k`` iterations from ``begin`` with ``n`` samples and ``resident`` tokens at its begin; ``extra``
 seconds of prefill in the first of them; ``cut`` where the jump already ends with the iteration under way; ``pause`` seconds
-of weight loading that follow it."""
+of weight loading that follow it; ``counted`` is when its resident tokens were last integrated."""
 
 SAMPLE = _record("group index length generated version joined older newer", "")
 """A started, unfinished sample; ``older`` and ``newer`` chain those of a replica by start."""

@@ -119,13 +119,15 @@ def _asynchronous(inp: SimulationInput) -> ClosedForm:
     rho = rollout / train_rate
     period = B / min(rollout, train_rate)
     if inp.bound == "drop":
-        period, staleness = _dropping(inp, samplers.token_s(C), rollout, train_rate)
+        period, staleness = _dropping(inp, samplers, C, train_rate)
     elif inp.bound == "hold":
         period = max(period, _held_s(inp, samplers, C))
         rho = max(rho, rollout * period / B)
         staleness = _staleness(inp, C, M, rho)
     else:
-        staleness = _staleness(inp, C, M, rho)
+        # Groups complete while replicas do not pause, so it is then that a step runs for a share ρ of the time.
+        unpaused = min(1.0 - 1e-9, samplers.rate(C) / train_rate)
+        staleness = _staleness(inp, C, M, rho if rho >= 1.0 else max(rho, unpaused))
     if inp.bound in ("drop", "admission"):
         staleness = min(staleness, float(inp.max_staleness))
     return ClosedForm(period, staleness, alone / train_rate, alone, train_rate, C)
@@ -163,33 +165,36 @@ def _held_s(inp: SimulationInput, samplers: _Samplers, C: float) -> float:
     return period
 
 
-def _dropping(inp: SimulationInput, token_s: float, rollout: float, train_rate: float) -> tuple[float, float]:
+def _dropping(inp: SimulationInput, samplers: _Samplers, C: float, train_rate: float) -> tuple[float, float]:
     """Period and mean staleness where groups over the maximum staleness are discarded when the trainer takes them.
 
     A group whose longest response takes x periods sees x versions on average, and one more if a step runs when it completes.
-    What is dropped makes the period longer, which in turn makes x smaller; where samplers still outrun the trainer, groups
-    wait too.
+    What is dropped makes the period longer, which in turn makes x smaller. Where samplers outrun the trainer nevertheless, what
+    drops costs nothing, and groups wait besides.
     """
     B = inp.prompts_per_step * inp.samples_per_prompt
-    longest_s = inp.lengths.support_tokens * token_s
-    weight = np.diff(inp.lengths.cumulative**inp.samples_per_prompt, prepend=0.0)
-    share, period, age = 0.0, 0.0, 0.0
-    for _ in range(40):
-        useful = max(1e-3, 1.0 - share) * rollout
-        period = B / min(useful, train_rate)
-        rho = useful / train_rate
-        waiting = 1.0
-        if rho > 1.0:
-            q = inp.max_staleness if inp.queue_capacity is None else inp.queue_capacity / inp.prompts_per_step
-            waiting = mean_staleness(0.0, 1.0, B, rho, min(q, float(inp.max_staleness)))
-        versions = longest_s / period
-        part, whole = math.modf(waiting if rho > 1.0 else rho)
+    step_s = B / train_rate
+    longest_s: FloatArray = np.asarray(inp.lengths.support_tokens * samplers.token_s(C))
+    weight: FloatArray = np.diff(inp.lengths.cumulative**inp.samples_per_prompt, prepend=0.0)
+
+    def late(versions: FloatArray, waiting: float) -> FloatArray:
+        part, whole = math.modf(waiting)
         over = versions + whole - inp.max_staleness
-        late = (1.0 - part) * np.clip(over, 0.0, 1.0) + part * np.clip(over + 1.0, 0.0, 1.0)
-        share = 0.5 * (share + float(weight @ late))
-        kept = weight * (1.0 - late)
-        age = float(kept @ versions) / max(1e-9, float(kept.sum())) + whole + part
-    return period, age
+        return np.asarray((1.0 - part) * np.clip(over, 0.0, 1.0) + part * np.clip(over + 1.0, 0.0, 1.0))
+
+    share, period, rho, versions = 0.0, 0.0, 0.0, longest_s
+    for _ in range(40):
+        sampling_s = B / (samplers.rate(C) * max(1e-3, 1.0 - share))
+        period = max(step_s, sampling_s + inp.weight_sync_s)
+        rho = step_s / sampling_s
+        versions = np.asarray(longest_s / (period - inp.weight_sync_s))
+        share = 0.5 * (share + float(weight @ late(versions, min(rho, 1.0))))
+    waiting = min(rho, 1.0)
+    if period == step_s:
+        q = inp.max_staleness if inp.queue_capacity is None else inp.queue_capacity / inp.prompts_per_step
+        waiting = mean_staleness(0.0, 1.0, B, max(1.0, rho), min(q, float(inp.max_staleness)))
+    kept = weight * (1.0 - late(versions, waiting))
+    return period, float(kept @ versions) / max(1e-9, float(kept.sum())) + waiting
 
 
 def _lock_step(inp: SimulationInput) -> ClosedForm:

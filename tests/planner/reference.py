@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 
 @dataclass
@@ -129,7 +130,7 @@ class Reference:
             self.begin_iterations()
         self.out.end = self.now
         times = [0.0, *self.out.published]
-        self.out.periods = [b - a for a, b in zip(times, times[1:], strict=False)][self.job.warmup :]
+        self.out.periods = [b - a for a, b in pairwise(times)][self.job.warmup :]
         return self.out
 
     def advance(self) -> float:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -133,7 +134,7 @@ def reference(inp: SimulationInput) -> Outcome:
     return Reference(job).run()
 
 
-@lru_cache(maxsize=None)
+@cache
 def both(case: str) -> tuple[SimulationResult, Outcome]:
     return simulate(CASES[case]), reference(CASES[case])
 
@@ -146,22 +147,26 @@ def test_agrees_with_reference(case: str) -> None:
     # starts samples only to preempt them at once, which reorders the line. (Where replicas run in step, the last digit
     # decides whether a sample still joins an iteration: hence 1e-3 for what is integrated over replicas.)
     exact = not case.startswith("KV")
-    close: dict[str, float] = {"rel": 1e-9, "abs": 1e-9} if exact else {"rel": 1e-2}
-    loose: dict[str, float] = {"rel": 1e-3, "abs": 1e-9} if exact else {"rel": 0.04}
-    assert fast.period.mean == pytest.approx(slow.mean_period, **close)
+
+    def close(expected: float) -> Any:
+        return pytest.approx(expected, rel=1e-9 if exact else 1e-2, abs=1e-9)
+
+    def loose(expected: float) -> Any:
+        return pytest.approx(expected, rel=1e-3 if exact else 0.04, abs=1e-9)
+
+    trained = close if exact else loose
+    assert fast.period.mean == close(slow.mean_period)
     assert fast.staleness.mean == pytest.approx(slow.mean_staleness, abs=1e-9 if exact else 0.05)
-    assert fast.elapsed_s == pytest.approx(slow.elapsed, **close)
-    assert fast.trained_mean_length == pytest.approx(np.mean(slow.trained_lengths), **(close if exact else loose))
-    assert fast.tokens_per_second == pytest.approx(
-        sum(slow.trained_lengths) / slow.elapsed, **(close if exact else loose)
-    )
-    assert fast.sampler_utilization == pytest.approx(slow.busy_area / slow.elapsed / inp.replicas, **loose)
-    assert fast.trainer_utilization == pytest.approx(slow.training / slow.elapsed, **close)
-    assert fast.mean_running == pytest.approx(slow.running_area / slow.elapsed, **loose)
-    assert fast.mean_in_flight == pytest.approx(slow.in_flight_area / slow.elapsed, **loose)
-    assert fast.queue_groups.mean == pytest.approx(slow.queue_area / slow.elapsed, **loose)
-    assert fast.dropped_groups == pytest.approx(len(slow.dropped), **loose)
-    assert fast.wasted_tokens == pytest.approx(slow.wasted_tokens, **loose)
+    assert fast.elapsed_s == close(slow.elapsed)
+    assert fast.trained_mean_length == trained(float(np.mean(slow.trained_lengths)))
+    assert fast.tokens_per_second == trained(sum(slow.trained_lengths) / slow.elapsed)
+    assert fast.sampler_utilization == loose(slow.busy_area / slow.elapsed / inp.replicas)
+    assert fast.trainer_utilization == close(slow.training / slow.elapsed)
+    assert fast.mean_running == loose(slow.running_area / slow.elapsed)
+    assert fast.mean_in_flight == loose(slow.in_flight_area / slow.elapsed)
+    assert fast.queue_groups.mean == loose(slow.queue_area / slow.elapsed)
+    assert fast.dropped_groups == loose(len(slow.dropped))
+    assert fast.wasted_tokens == loose(slow.wasted_tokens)
     # Within a jump, resident tokens are not weighted by the slightly different seconds of its iterations.
     assert fast.kv_utilization == pytest.approx(
         slow.kv_area / slow.elapsed / inp.replicas / inp.kv_tokens, rel=0.02, abs=1e-4

@@ -1,0 +1,280 @@
+"""What must hold for every job, whatever its numbers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rljob_planner import _state
+from rljob_planner._loop import run
+from rljob_planner.lengths import LengthDistribution
+from rljob_planner.simulate import (
+    DecodeCost,
+    SimulationInput,
+    SimulationStalled,
+    TrainCost,
+    rates,
+    simulate,
+)
+
+
+def linear(slots: int, per_step: float, per_sample: float, per_token: float) -> DecodeCost:
+    n = np.arange(slots + 1, dtype=float)
+    return DecodeCost(np.full(slots + 1, per_step), per_sample * n, np.zeros(slots + 1), per_token, 0.0)
+
+
+PLAIN = SimulationInput(
+    mode="async",
+    replicas=2,
+    max_running=8,
+    kv_tokens=10_000,
+    decode=linear(8, 0.01, 1e-4, 1e-7),
+    train=TrainCost(0.3, 1e-5),
+    weight_sync_s=0.05,
+    prompts_per_step=4,
+    samples_per_prompt=4,
+    prompt_tokens=20,
+    lengths=LengthDistribution.lognormal(40, 0.8, 300),
+    in_flight_cap=16,
+    steps=60,
+    warmup=10,
+)
+
+
+@st.composite
+def jobs(draw: st.DrawFn, /, **fixed: Any) -> SimulationInput:
+    """Small jobs of every kind that can finish."""
+    slots = draw(st.integers(1, 6))
+    prompts, samples = draw(st.integers(1, 4)), draw(st.integers(1, 4))
+    longest = draw(st.integers(1, 60))
+    prompt_tokens = draw(st.integers(0, 20))
+    mode = draw(st.sampled_from(["async", "async", "sync", "one-step-off"]))
+    bound = draw(st.sampled_from(["none", "admission", "hold", "drop"]))
+    capacity = draw(st.one_of(st.none(), st.integers(prompts, 3 * prompts)))
+    job = SimulationInput(
+        mode=mode,
+        replicas=draw(st.integers(1, 3)),
+        max_running=slots,
+        kv_tokens=prompt_tokens + longest + draw(st.integers(0, 200)),
+        decode=replace(
+            linear(slots, draw(st.floats(1e-3, 0.1)), draw(st.floats(0, 1e-2)), draw(st.floats(0, 1e-4))),
+            prefill_s_per_sample=draw(st.sampled_from([0.0, 0.01])),
+            recompute_s_per_token=draw(st.sampled_from([0.0, 1e-4])),
+        ),
+        train=TrainCost(draw(st.floats(0, 3)), draw(st.floats(0, 1e-3))),
+        weight_sync_s=draw(st.sampled_from([0.0, 0.1, 1.0])),
+        prompts_per_step=prompts,
+        samples_per_prompt=samples,
+        prompt_tokens=prompt_tokens,
+        lengths=LengthDistribution.lognormal(longest / 2, draw(st.floats(0, 2)), longest),
+        bound=bound,
+        max_staleness=draw(st.integers(1 if bound == "hold" else 0, 4)),
+        queue_capacity=capacity,
+        overflow=draw(st.sampled_from(["drop-oldest", "block"])),
+        in_flight_cap=draw(st.one_of(st.none(), st.integers(samples, 40))),
+        steps=20,
+        warmup=0,
+        seed=draw(st.integers(0, 2**63 - 1)),
+    )
+    return replace(job, **fixed)
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(jobs())
+def test_nothing_is_lost_and_nothing_is_older_than_its_bound(inp: SimulationInput) -> None:
+    world = _state.new_world(inp)
+    while (status := run(world)) == _state.NEEDS_ROOM:
+        world = _state.grow(world)
+    assert status == _state.FINISHED
+    end = world.counters[0]
+    trained_groups = inp.steps * inp.prompts_per_step
+    assert end["completed"] == trained_groups + end["dropped"] + end["queued"] + end["surplus"]
+    started = -(-int(end["started"]) // inp.samples_per_prompt)
+    assert 0 <= started - end["completed"] <= inp.replicas * inp.max_running + 1
+    assert end["admitted"] >= started
+    assert end["in_flight"] == end["admitted"] * inp.samples_per_prompt - end["finished"]
+    assert end["running"] + end["preempted"] == end["started"] - end["finished"]
+    assert end["trained_samples"] == trained_groups * inp.samples_per_prompt
+    # Every slot and every place in the pool is either free or accounted for.
+    assert end["free_samples"] == inp.replicas * inp.max_running - (end["started"] - end["finished"])
+    assert end["free_groups"] == world.groups.size - end["queued"] - (started - end["completed"])
+    if inp.in_flight_cap is not None:
+        assert end["in_flight"] <= inp.in_flight_cap
+    assert (world.load <= inp.max_running).all()
+    assert world.load.sum() == end["running"]
+    assert (world.replicas["resident"] <= inp.kv_tokens).all()
+    assert world.unfinished.sum() == end["started"] - end["finished"]
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(jobs())
+def test_results_are_sane(inp: SimulationInput) -> None:
+    result = simulate(inp)
+    samples = inp.steps * inp.prompts_per_step * inp.samples_per_prompt
+    assert sum(result.staleness.histogram) == samples
+    assert 0 <= result.staleness.mean <= result.staleness.max < inp.steps
+    assert result.staleness.p95 <= result.staleness.max
+    assert (result.periods_s >= 0).all()
+    assert result.elapsed_s == pytest.approx(result.periods_s.sum())
+    assert result.period.p10 <= result.period.p50 <= result.period.p90
+    assert 0 <= result.sampler_utilization <= 1 + 1e-12
+    assert 0 <= result.trainer_utilization <= 1 + 1e-12
+    assert 0 <= result.kv_utilization <= 1 + 1e-12
+    assert result.mean_running <= result.mean_in_flight + 1e-9
+    assert result.mean_running <= inp.replicas * inp.max_running + 1e-9
+    assert result.rho >= 0
+    if inp.mode == "sync":
+        assert result.staleness.max == 0
+    if inp.mode == "one-step-off":
+        assert result.staleness.max == 1
+    if inp.mode == "async" and inp.bound == "drop":
+        assert result.staleness.max <= inp.max_staleness
+    if inp.overflow == "block" and inp.bound != "drop":
+        assert result.dropped_groups == 0
+    if inp.queue_capacity is not None and inp.overflow == "drop-oldest":
+        assert result.queue_groups.max <= inp.queue_capacity
+    if inp.train.per_step_s > 0:
+        assert result.period.mean >= inp.train.per_step_s * (1 - 1e-9)
+
+
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(jobs())
+def test_the_same_seed_gives_the_same_answer(inp: SimulationInput) -> None:
+    first, again = simulate(inp), simulate(inp)
+    assert first.to_json() == again.to_json()
+    assert np.array_equal(first.periods_s, again.periods_s)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    jobs(mode="async", bound="none", queue_capacity=None, warmup=0, kv_tokens=100_000, weight_sync_s=0.0),
+    st.floats(1.05, 4.0),
+)
+def test_faster_sides_never_make_a_job_slower(inp: SimulationInput, factor: float) -> None:
+    # A list schedule may get a little worse when its tasks get shorter, so the last percents are not promised.
+    base = simulate(inp).period.mean
+    decode = replace(
+        inp.decode,
+        fixed_s=inp.decode.fixed_s / factor,
+        memory_s=inp.decode.memory_s / factor,
+        memory_s_per_token=inp.decode.memory_s_per_token / factor,
+    )
+    train = TrainCost(inp.train.per_step_s / factor, inp.train.per_token_s / factor)
+    assert simulate(replace(inp, decode=decode)).period.mean <= base * 1.05
+    assert simulate(replace(inp, train=train)).period.mean <= base * 1.05
+
+
+def test_another_seed_gives_other_samples_of_the_same_job() -> None:
+    inp = replace(PLAIN, steps=600, warmup=50)
+    first, other = simulate(inp), simulate(replace(inp, seed=1))
+    assert first.periods_s[0] != other.periods_s[0]
+    assert first.period.mean == pytest.approx(other.period.mean, rel=0.05)
+
+
+def test_candidates_see_the_same_groups() -> None:
+    # Everything that is trained comes in order where one slot serves the line, so the trained lengths are equal.
+    slow = replace(PLAIN, replicas=1, max_running=1, decode=linear(1, 0.05, 0.0, 0.0), in_flight_cap=None, warmup=0)
+    fast = replace(slow, decode=linear(1, 0.01, 0.0, 0.0))
+    assert simulate(slow).trained_mean_length == simulate(fast).trained_mean_length
+
+
+def test_hold_keeps_every_unfinished_sample_within_the_maximum() -> None:
+    inp = replace(
+        PLAIN, bound="hold", max_staleness=2, queue_capacity=8, lengths=LengthDistribution.lognormal(20, 1.5, 900)
+    )
+    world = _state.new_world(inp)
+    while run(world) == _state.NEEDS_ROOM:
+        world = _state.grow(world)
+    version = int(world.counters[0]["version"])
+    assert version == inp.steps
+    assert world.unfinished[: version - inp.max_staleness].sum() == 0
+
+
+def test_drop_trains_shorter_answers_and_a_full_queue_does_not() -> None:
+    wide = replace(PLAIN, lengths=LengthDistribution.lognormal(40, 1.2, 900), steps=1500, warmup=200, weight_sync_s=0.0)
+    mean = wide.lengths.mean()
+    dropping = simulate(replace(wide, bound="drop", max_staleness=1))
+    assert dropping.trained_mean_length < 0.9 * mean
+    assert dropping.wasted_tokens > 0
+    full = simulate(replace(wide, train=TrainCost(4.0), queue_capacity=4))
+    assert full.dropped_groups > 1000
+    assert full.trained_mean_length == pytest.approx(mean, rel=0.04)
+
+
+def test_p95_is_the_staleness_that_at_least_that_share_does_not_exceed() -> None:
+    result = simulate(replace(PLAIN, steps=400))
+    cumulative = np.cumsum(result.staleness.histogram) / sum(result.staleness.histogram)
+    p95 = int(result.staleness.p95)
+    assert cumulative[p95] >= 0.95
+    assert cumulative[p95 - 1] < 0.95
+
+
+def test_hold_without_staleness_stalls_and_says_why() -> None:
+    with pytest.raises(SimulationStalled, match="hold with a maximum staleness of 0 never publishes"):
+        simulate(replace(PLAIN, bound="hold", max_staleness=0))
+
+
+def test_a_run_that_would_take_forever_stops_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_state, "_LEAST_WORK_SAMPLES", 1000)
+    with pytest.raises(SimulationStalled, match=r"bound the queue with overflow block"):
+        simulate(replace(PLAIN, train=TrainCost(1e6)))
+
+
+def test_what_no_step_will_reach_is_counted_but_not_kept() -> None:
+    inp = replace(PLAIN, train=TrainCost(50.0), in_flight_cap=None, steps=20, warmup=0)
+    world = _state.new_world(inp)
+    while run(world) == _state.NEEDS_ROOM:
+        world = _state.grow(world)
+    assert world.counters[0]["surplus"] > 10 * inp.steps * inp.prompts_per_step
+    assert world.groups.size < 2 * (inp.steps * inp.prompts_per_step + 2 * inp.replicas * inp.max_running)
+
+
+def test_a_state_in_which_nothing_can_happen_is_reported() -> None:
+    from rljob_planner import simulate as module
+
+    world = _state.new_world(PLAIN)
+    world.parameters[0]["in_flight_cap"] = 0
+    assert run(world) == _state.NOTHING_LEFT
+    with pytest.raises(
+        SimulationStalled, match="nothing can happen any more; 0 complete groups wait where a step needs 4"
+    ):
+        module._explain(_state.NOTHING_LEFT, PLAIN, world)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"mode": "fast"}, "mode 'fast' is not one of async, sync, one-step-off"),
+        ({"bound": "soft"}, "bound 'soft'"),
+        ({"overflow": "spill"}, "overflow 'spill'"),
+        ({"replicas": 0}, "replicas must be at least 1"),
+        ({"warmup": 60}, "warmup must be at least 0 and below steps"),
+        ({"in_flight_cap": 3}, "an in-flight cap of 3 admits no group of 4"),
+        ({"queue_capacity": 3}, "a queue of 3 groups never holds a batch of 4"),
+        ({"kv_tokens": 319}, "a sample of 320 tokens with its prompt never fits in 319"),
+        ({"max_staleness": -1}, "at least 0"),
+        ({"max_running": 9}, "max_running \\+ 1 finite entries"),
+        ({"decode": linear(8, 0.0, 0.0, 0.0)}, "an iteration must take some time"),
+        ({"replicas": 1 << 22}, "more than"),
+    ],
+)
+def test_contradictions_are_told(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        simulate(replace(PLAIN, **changes))
+
+
+def test_rates_count_neither_bounds_nor_weights() -> None:
+    free = rates(PLAIN)
+    assert rates(replace(PLAIN, weight_sync_s=5.0, bound="admission", max_staleness=0, queue_capacity=4)) == free
+    assert rates(replace(PLAIN, in_flight_cap=8))[0] < free[0]
+
+
+def test_a_trainer_that_takes_no_time() -> None:
+    result = simulate(replace(PLAIN, train=TrainCost(0.0)))
+    assert result.rho == 0
+    assert result.trainer_utilization == 0
