@@ -222,7 +222,9 @@ class Fleet:
             resident[k] += tokens
             chosen.append((k, head))
             pod = pods[k]
-            pod.debt_s += tokens * self._truth.decode.prefill_per_token_s / pod.gpus / self._truth.decode.speed
+            decode = self._truth.decode
+            fresh = self._prompt * decode.uncached_prompt_share + head.generated
+            pod.debt_s += fresh * decode.prefill_per_token_s / pod.gpus / decode.speed
             if head.version is None:
                 pod.prompt_tokens += self._prompt
                 pod.started += 1

@@ -34,10 +34,14 @@ class DecodeTruth:
     """KV room of one GPU that held no weights, in tokens."""
     weights_kv_tokens: float
     """What the weights of a replica displace of it, in tokens."""
+    uncached_prompt_share: float = 1.0
+    """Share of prompt tokens that the prefix cache does not hold, since a group's samples share their prompt."""
     experts_s: float = 0.0
     """Time to read all experts of a mixture-of-experts model, on one GPU, in seconds."""
     experts_scale: float = 32.0
     """Running samples at which 63 % of the experts are touched."""
+    per_request_s: float = 0.0
+    """Time on the CPU for each running sample (sampling, scheduling), in seconds; more GPUs do not help."""
     all_reduce_s: float = 0.0
     """Communication of an iteration for each doubling of the GPUs of a replica, in seconds."""
     sharpness: float = 4.0
@@ -54,7 +58,8 @@ class DecodeTruth:
         compute = self.per_sample_s * running / gpus
         p = self.sharpness
         joined = (memory**p + compute**p) ** (1.0 / p)
-        return np.asarray((self.fixed_s + joined + self.all_reduce_s * np.log2(gpus)) / self.speed)
+        host = self.fixed_s + self.per_request_s * running + self.all_reduce_s * np.log2(gpus)
+        return np.asarray((host + joined) / self.speed)
 
     def kv_tokens(self, gpus: int) -> int:
         """KV room of a replica in tokens."""

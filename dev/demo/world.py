@@ -1,0 +1,232 @@
+"""Everything that the demo runs, from nothing to nothing.
+
+All processes belong to the control plane's keeper, so they end with this one however it ends. Logs are written straight to the
+output folder and stay there. Whoever acts has the rights of its role: the operator those of an installation, the user those of
+a team member, the emulator those to look; the admin's are used to install and to start the rest.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import yaml
+from kubernetes import client
+
+from dev.controlplane import ControlPlane, NodeSpec, Prometheus, pods_scrape_config, prometheus_token_file
+from dev.controlplane.ports import free_ports
+from dev.emulator.follow import Taker, api_client, follow
+
+ROOT = Path(__file__).resolve().parents[2]
+HERE = Path(__file__).resolve().parent
+TEAM = "rl-team"
+SYSTEM = "rljob-system"
+
+OPERATOR_ENV = {
+    "RLJOB_OPERATOR_MOVE_TICK": "1s",
+    "RLJOB_OPERATOR_IDLE_TICK": "5s",
+    "RLJOB_OPERATOR_METRICS_WINDOW": "30s",
+    "RLJOB_OPERATOR_METRICS_STALE_AFTER": "10s",
+}
+"""The operator's clocks for a job whose steps take seconds instead of minutes."""
+
+_ACCESS = f"""
+apiVersion: v1
+kind: Namespace
+metadata: {{name: {SYSTEM}}}
+---
+apiVersion: v1
+kind: ServiceAccount
+metadata: {{name: rljob-operator, namespace: {SYSTEM}}}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata: {{name: rljob-operator}}
+roleRef: {{apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: rljob-operator}}
+subjects: [{{kind: ServiceAccount, name: rljob-operator, namespace: {SYSTEM}}}]
+---
+apiVersion: v1
+kind: ServiceAccount
+metadata: {{name: member, namespace: {TEAM}}}
+---
+apiVersion: v1
+kind: ServiceAccount
+metadata: {{name: emulator, namespace: {TEAM}}}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: Role
+metadata: {{name: look, namespace: {TEAM}}}
+rules:
+- {{apiGroups: [rljob.dev], resources: [rljobs], verbs: [get, list, watch]}}
+- {{apiGroups: [""], resources: [pods, configmaps], verbs: [get, list, watch]}}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: Role
+metadata: {{name: apply, namespace: {TEAM}}}
+rules:
+- {{apiGroups: [rljob.dev], resources: [rljobs], verbs: [create, patch, update, delete]}}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata: {{name: look, namespace: {TEAM}}}
+roleRef: {{apiGroup: rbac.authorization.k8s.io, kind: Role, name: look}}
+subjects:
+- {{kind: ServiceAccount, name: member, namespace: {TEAM}}}
+- {{kind: ServiceAccount, name: emulator, namespace: {TEAM}}}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata: {{name: apply, namespace: {TEAM}}}
+roleRef: {{apiGroup: rbac.authorization.k8s.io, kind: Role, name: apply}}
+subjects: [{{kind: ServiceAccount, name: member, namespace: {TEAM}}}]
+"""
+
+
+class World:
+    """A plane with nodes, operator, Prometheus and emulator; a context manager."""
+
+    def __init__(self, plane: ControlPlane, output: Path, job_file: Path, emulator_file: Path) -> None:
+        """Use ``start``."""
+        self.plane = plane
+        self.output = output
+        self._job_file, self._emulator_file = job_file, emulator_file
+        self.job: dict[str, Any] = yaml.safe_load(job_file.read_text())
+        """The RLJob that is applied."""
+        self._port = free_ports(1)[0]
+        self._operator_port = free_ports(1)[0]
+        self._prometheus: Prometheus | None = None
+        self._member: Path | None = None
+        self._stop = threading.Event()
+
+    @classmethod
+    def start(
+        cls, output: Path, nodes: NodeSpec, job_file: Path, emulator_file: Path, say: Callable[[str], None]
+    ) -> World:
+        """Bring up the plane; everything else follows by the methods below."""
+        return cls(ControlPlane.start(nodes=nodes, log=say), output, job_file, emulator_file)
+
+    def __enter__(self) -> World:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self.plane.stop()
+
+    @property
+    def name(self) -> str:
+        """The RLJob's name."""
+        return str(self.job["metadata"]["name"])
+
+    @property
+    def steps_file(self) -> Path:
+        """The emulator's log of steps."""
+        return self.output / "steps.jsonl"
+
+    def install(self) -> None:
+        """CRD, the operator's rights, the team's namespace and accounts."""
+        plane = self.plane
+        plane.apply((ROOT / "crds/rljob.dev_rljobs.yaml").read_text())
+        plane.create_namespace(TEAM)
+        plane.apply((ROOT / "charts/rljob-operator/files/clusterrole.yaml").read_text())
+        plane.apply(_ACCESS)
+        plane.wait_until(
+            "the API server to serve RLJobs", lambda: bool(plane.api.request("GET", "/apis/rljob.dev/v1alpha1/rljobs"))
+        )
+        self._member = plane.service_account_kubeconfig(TEAM, "member")
+
+    def start_prometheus(self) -> None:
+        """Prometheus, scraping the emulator for each pod."""
+        plane = self.plane
+        self._prometheus = Prometheus.start(
+            plane,
+            config=pods_scrape_config(
+                server=plane.server,
+                ca_file=plane.ca_file,
+                token_file=prometheus_token_file(plane),
+                exporter_address=f"127.0.0.1:{self._port}",
+            ),
+        )
+
+    def start_emulator(self) -> None:
+        """The emulator; it waits for the job."""
+        kubeconfig = self.plane.service_account_kubeconfig(TEAM, "emulator")
+        self._run(
+            "emulator",
+            [
+                sys.executable, "-m", "dev.emulator", "--kubeconfig", str(kubeconfig), "--namespace", TEAM,
+                "--job", self.name, "--config", str(self._emulator_file), "--port", str(self._port), "--shadow",
+                "--steps", str(self.steps_file),
+            ],
+            {"PYTHONPATH": str(ROOT)},
+        )  # fmt: skip
+
+    def start_operator(self) -> None:
+        """The operator, under its service account; returns when it answers its liveness probe."""
+        assert self._prometheus is not None
+        url = f"http://127.0.0.1:{self._operator_port}/healthz"
+        self._run(
+            "operator",
+            [str(Path(sys.executable).parent / "rljob"), "operator", "run"],
+            {
+                "KUBECONFIG": str(self.plane.service_account_kubeconfig(SYSTEM, "rljob-operator")),
+                "RLJOB_OPERATOR_PROMETHEUS_URL": self._prometheus.url,
+                "RLJOB_OPERATOR_LIVENESS_ENDPOINT": url,
+                **OPERATOR_ENV,
+            },
+        )
+
+        def answers() -> bool:
+            with urllib.request.urlopen(url, timeout=2):
+                return True
+
+        self.plane.wait_until("the operator to answer", answers)
+
+    def apply_job(self) -> None:
+        """Apply the RLJob as a member of the team would."""
+        self.plane.kubectl("apply", "--server-side", "-n", TEAM, "-f", str(self._job_file), kubeconfig=self._member)
+
+    def follow_pods(self, taker: Taker) -> None:
+        """Every event of the team's pods from now on."""
+        api = client.CoreV1Api(api_client(str(self._member)))
+        follow(api.list_namespaced_pod, taker, self._stop, namespace=TEAM)
+
+    def follow_job(self, taker: Taker) -> None:
+        """Every version of the RLJob from now on."""
+        api = client.CustomObjectsApi(api_client(str(self._member)))
+        follow(
+            api.list_namespaced_custom_object, taker, self._stop,
+            group="rljob.dev", version="v1alpha1", namespace=TEAM, plural="rljobs",
+            field_selector=f"metadata.name={self.name}",
+        )  # fmt: skip
+
+    def emulator_state(self) -> dict[str, Any]:
+        """What the emulator says of itself; empty while it does not answer."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/state", timeout=5) as response:
+                state: dict[str, Any] = json.load(response)
+                return state
+        except (urllib.error.URLError, OSError, ValueError):
+            return {}
+
+    def check(self) -> None:
+        """Raise ComponentError if anything that should run has ended."""
+        self.plane.supervisor.check()
+
+    def stop(self, name: str) -> None:
+        """End ``operator`` or ``emulator``."""
+        self.plane.supervisor.stop(name)
+
+    def _run(self, name: str, argv: list[str], env: dict[str, str]) -> None:
+        # The plane's data directory goes at the end; the log is to stay.
+        log = self.output / f"{name}.log"
+        self.plane.supervisor.start(
+            name, ["/bin/sh", "-c", 'exec "$@" >"$DEMO_LOG" 2>&1', name, *argv],
+            {"DEMO_LOG": str(log), "PYTHONUNBUFFERED": "1", "PATH": os.environ.get("PATH", ""), **env},
+        )  # fmt: skip
