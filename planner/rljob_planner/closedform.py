@@ -20,7 +20,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rljob_planner.lengths import LengthDistribution
 from rljob_planner.simulate import DecodeCost, SimulationInput
 
 FloatArray = NDArray[np.float64]
@@ -157,10 +156,11 @@ def _held_s(inp: SimulationInput, samplers: _Samplers, C: float) -> float:
     """
     if inp.max_staleness == 0:
         return math.inf
+    lengths = inp.lengths.coarse
     period = 0.0
     for _ in range(20):
         started = max(1.0, samplers.rate(C) * period)
-        longest = inp.lengths.max_mean(started) * samplers.token_s(C) + inp.max_staleness * inp.weight_sync_s
+        longest = lengths.max_mean(started) * samplers.token_s(C) + inp.max_staleness * inp.weight_sync_s
         period = longest / (inp.max_staleness + 0.25)
     return period
 
@@ -174,8 +174,9 @@ def _dropping(inp: SimulationInput, samplers: _Samplers, C: float, train_rate: f
     """
     B = inp.prompts_per_step * inp.samples_per_prompt
     step_s = B / train_rate
-    longest_s: FloatArray = np.asarray(inp.lengths.support_tokens * samplers.token_s(C))
-    weight: FloatArray = np.diff(inp.lengths.cumulative**inp.samples_per_prompt, prepend=0.0)
+    lengths = inp.lengths.coarse
+    longest_s: FloatArray = np.asarray(lengths.support_tokens * samplers.token_s(C))
+    weight: FloatArray = np.diff(lengths.cumulative**inp.samples_per_prompt, prepend=0.0)
 
     def late(versions: FloatArray, waiting: float) -> FloatArray:
         part, whole = math.modf(waiting)
@@ -188,13 +189,13 @@ def _dropping(inp: SimulationInput, samplers: _Samplers, C: float, train_rate: f
         period = max(step_s, sampling_s + inp.weight_sync_s)
         rho = step_s / sampling_s
         versions = np.asarray(longest_s / (period - inp.weight_sync_s))
-        share = 0.5 * (share + float(weight @ late(versions, min(rho, 1.0))))
+        share = 0.5 * (share + float(np.sum(weight * late(versions, min(rho, 1.0)))))
     waiting = min(rho, 1.0)
     if period == step_s:
         q = inp.max_staleness if inp.queue_capacity is None else inp.queue_capacity / inp.prompts_per_step
         waiting = mean_staleness(0.0, 1.0, B, max(1.0, rho), min(q, float(inp.max_staleness)))
     kept = weight * (1.0 - late(versions, waiting))
-    return period, float(kept @ versions) / max(1e-9, float(kept.sum())) + waiting
+    return period, float(np.sum(kept * versions)) / max(1e-9, float(kept.sum())) + waiting
 
 
 def _lock_step(inp: SimulationInput) -> ClosedForm:
@@ -226,7 +227,7 @@ def batch_s(inp: SimulationInput) -> float:
     slots = samplers.slots
     if inp.in_flight_cap is not None:
         slots = min(slots, inp.in_flight_cap / inp.replicas)
-    edges = _grid(lengths)
+    edges = np.concatenate([[0.0], lengths.coarse.support_tokens])
     steps = np.diff(edges)
     middle = edges[:-1] + 0.5 * (steps - 1.0)
     survival = lengths.survival(np.floor(middle))
@@ -240,16 +241,6 @@ def batch_s(inp: SimulationInput) -> float:
     prefill_s = inp.decode.prefill_s_per_sample * B / inp.replicas
     token_s = _iteration_s(inp.decode, n, n * (inp.prompt_tokens + middle))
     return full_s + prefill_s + float(np.sum(steps * alive * token_s))
-
-
-def _grid(lengths: LengthDistribution, points: int = 512) -> FloatArray:
-    """Edges of at most ``points`` ranges of token positions, finer where responses end."""
-    longest = int(lengths.support_tokens[-1])
-    if longest <= points:
-        return np.arange(longest + 1, dtype=np.float64)
-    even = np.linspace(0, longest, points // 2)
-    dense = np.array([lengths.quantile(p) for p in np.linspace(0, 1, points // 2)], dtype=np.float64)
-    return np.unique(np.rint(np.concatenate([even, dense])))
 
 
 def _iteration_s(decode: DecodeCost, n: FloatArray, resident: FloatArray) -> FloatArray:

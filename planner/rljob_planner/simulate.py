@@ -240,6 +240,18 @@ def simulate(inp: SimulationInput) -> SimulationResult:
     )
 
 
+def warm_up() -> None:
+    """Compile the event loop now (some ten seconds; later processes read it from numba's cache), as an image build does."""
+    one = np.ones(2)
+    simulate(
+        SimulationInput(
+            mode="async", replicas=1, max_running=1, kv_tokens=1, decode=DecodeCost(one, one, one, 0.0, 0.0),
+            train=TrainCost(1.0), weight_sync_s=0.0, prompts_per_step=1, samples_per_prompt=1, prompt_tokens=0,
+            lengths=LengthDistribution.from_values([1]), steps=2, warmup=0,
+        )
+    )  # fmt: skip
+
+
 def rates(inp: SimulationInput) -> tuple[float, float]:
     """Samples per second of each side alone: what samplers generate at this in-flight, what the trainer consumes.
 

@@ -182,3 +182,16 @@ def test_distributions_can_be_sent_to_other_processes() -> None:
     again = pickle.loads(pickle.dumps(lengths))
     assert np.array_equal(again.cumulative, lengths.cumulative)
     assert again.scaled(2).mean() == lengths.scaled(2).mean()
+
+
+@pytest.mark.parametrize("cap", [300, 32768, 1_000_000])
+def test_the_coarse_table_has_about_the_same_moments(cap: int) -> None:
+    lengths = LengthDistribution.from_mean_cv(cap / 10, 1.1, cap)
+    coarse = lengths.coarse
+    assert len(coarse.support_tokens) <= 602
+    assert coarse.cumulative[-1] == 1.0
+    assert (np.diff(coarse.support_tokens) > 0).all()
+    assert coarse.support_tokens[-1] == lengths.support_tokens[-1]
+    assert coarse.mean() == pytest.approx(lengths.mean(), rel=1e-3)
+    assert coarse.second_moment() == pytest.approx(lengths.second_moment(), rel=1e-3)
+    assert coarse.tail_multiplier(16) == pytest.approx(lengths.tail_multiplier(16), rel=1e-3)

@@ -20,6 +20,7 @@ from rljob_planner.simulate import (
     TrainCost,
     rates,
     simulate,
+    warm_up,
 )
 
 
@@ -278,3 +279,11 @@ def test_a_trainer_that_takes_no_time() -> None:
     result = simulate(replace(PLAIN, train=TrainCost(0.0)))
     assert result.rho == 0
     assert result.trainer_utilization == 0
+
+
+def test_warming_up_compiles_what_a_simulation_needs() -> None:
+    warm_up()
+    compiled = len(run.signatures)  # type: ignore[attr-defined]
+    simulate(PLAIN)
+    simulate(replace(PLAIN, mode="sync", in_flight_cap=None))
+    assert compiled == len(run.signatures) == 1  # type: ignore[attr-defined]
