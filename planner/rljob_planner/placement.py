@@ -2,12 +2,22 @@
 
 A budget of 64 GPUs on eight nodes of which one has two GPUs taken holds seven trainers of eight GPUs, not seven and three
 quarters. The search asks here before it simulates, and the operator before it promises.
+
+The answer is exact. On one node the choice is how many trainers it gets; the samplers take what is left. Adding node after
+node, the most samplers for every number of trainers is a small table, so no order of placement has to be guessed.
 """
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+_IMPOSSIBLE = -(1 << 40)
 
 
 @dataclass(frozen=True)
@@ -24,3 +34,61 @@ class Room:
     """Whether sampler pods may run there (selector, taints)."""
     trainers: bool = True
     """Whether trainer pods may run there."""
+
+
+def frontier(
+    rooms: Sequence[Room], sampler_gpus: int, trainer_gpus: int, most_trainers: int | None = None
+) -> NDArray[np.int64]:
+    """The most sampler replicas that fit beside 0, 1, 2, … trainer replicas; the array ends at the most trainers that fit."""
+    kinds = Counter((room.free_gpus, room.samplers, room.trainers) for room in rooms if room.free_gpus > 0)
+    best = np.zeros(1, dtype=np.int64)
+    for (free, samplers, trainers), count in kinds.items():
+        here = [
+            (free - b * trainer_gpus) // sampler_gpus if samplers else 0
+            for b in range((free // trainer_gpus if trainers else 0) + 1)
+        ]
+        for _ in range(count):
+            grown = np.full(len(best) + len(here) - 1, _IMPOSSIBLE, dtype=np.int64)
+            for b, a in enumerate(here):
+                np.maximum(grown[b : b + len(best)], best + a, out=grown[b : b + len(best)])
+            best = grown if most_trainers is None else grown[: most_trainers + 1]
+    return best
+
+
+def packs(
+    rooms: Sequence[Room], sampler_gpus: int, sampler_replicas: int, trainer_gpus: int, trainer_replicas: int
+) -> bool:
+    """Whether these replicas fit on the nodes, each whole on one node that may run its role."""
+    best = frontier(rooms, sampler_gpus, trainer_gpus, trainer_replicas)
+    return len(best) > trainer_replicas and int(best[trainer_replicas]) >= sampler_replicas
+
+
+def placeable_gpus(rooms: Sequence[Room], sampler_gpus: int, trainer_gpus: int, budget: int) -> int:
+    """The most GPUs of the budget that replicas of these sizes can hold at once, in any mixture of the roles."""
+    best = frontier(rooms, sampler_gpus, trainer_gpus, budget // trainer_gpus)
+    held = 0
+    for trainers, samplers in enumerate(best.tolist()):
+        left = budget - trainers * trainer_gpus
+        held = max(held, trainers * trainer_gpus + min(samplers, left // sampler_gpus) * sampler_gpus)
+    return held
+
+
+def rooms_of(nodes: str, accelerator: str | None = None) -> tuple[Room, ...]:
+    """Nodes for an offline plan from a text such as ``8x8`` (nodes × GPUs), or several: ``8x8,2x4``.
+
+    Raises ValueError with an example if the text is something else.
+    """
+    rooms: list[Room] = []
+    for part in nodes.split(","):
+        match = re.fullmatch(r"\s*(\d+)\s*[x×]\s*(\d+)\s*", part)
+        if match is None or not (0 < int(match[1]) <= 100_000 and 0 < int(match[2]) <= 1024):
+            raise ValueError(f"{nodes!r} does not describe nodes: write nodes × GPUs of a node, such as 8x8, or 8x8,2x4")
+        rooms += [Room(f"node-{len(rooms) + i}", int(match[2]), accelerator) for i in range(int(match[1]))]
+    return tuple(rooms)
+
+
+def default_rooms(gpus: int, accelerator: str | None = None, gpus_per_node: int = 8) -> tuple[Room, ...]:
+    """The budget in nodes of eight GPUs, the last of them with what remains."""
+    full, rest = divmod(gpus, gpus_per_node)
+    sizes = [gpus_per_node] * full + ([rest] if rest else [])
+    return tuple(Room(f"node-{i}", size, accelerator) for i, size in enumerate(sizes))

@@ -96,24 +96,25 @@ def percent_fraction(text: str) -> float:
     return float(text[:-1]) / 100.0
 
 
-def _check_duration(text: str) -> str:
-    duration_s(text)
-    return text
+def _checked(kind: str, parse: Callable[[str], float]) -> Callable[[str], str]:
+    def check(text: str) -> str:
+        try:
+            parse(text)
+        except ValueError as error:
+            raise PydanticCustomError(kind, "{message}", {"message": str(error)}) from error
+        return text
 
-
-def _check_percent(text: str) -> str:
-    percent_fraction(text)
-    return text
+    return check
 
 
 # The pattern stands in the schema alone: the validator says the same with an example in its message.
 Duration = Annotated[
-    str, Field(max_length=16, json_schema_extra={"pattern": DURATION_PATTERN}), AfterValidator(_check_duration)
+    str, Field(max_length=16, json_schema_extra={"pattern": DURATION_PATTERN}), AfterValidator(_checked("duration", duration_s))
 ]
 """A length of time: a number and a unit of ``ms``, ``s``, ``m`` or ``h``, repeated at will (``1h30m``)."""
 
 Percent = Annotated[
-    str, Field(max_length=16, json_schema_extra={"pattern": PERCENT_PATTERN}), AfterValidator(_check_percent)
+    str, Field(max_length=16, json_schema_extra={"pattern": PERCENT_PATTERN}), AfterValidator(_checked("percent", percent_fraction))
 ]
 """A share in percent, such as ``5%``."""
 

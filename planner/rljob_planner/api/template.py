@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic import ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler, field_validator
 from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema, core_schema
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from rljob_planner.api.base import ApiModel
 
@@ -54,8 +54,20 @@ class PodSpec(OpenModel):
         min_length=1,
         max_length=16,
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
-        description="Containers of the pod; the first one gets the GPUs.",
+        description="Containers of the pod, each with a name of its own; the first one gets the GPUs.",
     )
+
+    @field_validator("containers")
+    @classmethod
+    def _named_apart(cls, containers: tuple[Container, ...]) -> tuple[Container, ...]:
+        """The twin of the list's map key in the CRD."""
+        names = [container.name for container in containers]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise PydanticCustomError(
+                "duplicate", "two containers are called {name}: give each its own name", {"name": twice[0]}
+            )
+        return containers
 
 
 class PodTemplate(OpenModel):

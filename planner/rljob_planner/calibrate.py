@@ -1,0 +1,135 @@
+"""Learning the model's error from the run: one factor of speed a side.
+
+The model's constants were fitted elsewhere; a job's engine version, kernels and packing make it faster or slower by a factor that
+changes little over a run. So each side has one factor, measured over predicted speed, averaged exponentially in its
+logarithm (twice as fast and half as fast cancel). The factor is clamped: beyond a factor of two the readings, the model
+or the stated hardware are wrong, and saying so (``pegged``) helps more than following them.
+
+The residual is what stays between the calibrated model and the next reading: the planner's confidence.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rljob_planner.accelerators import Accelerators
+from rljob_planner.api.spec import RLJobSpec
+from rljob_planner.job import Job
+from rljob_planner.placement import Room
+from rljob_planner.split import Split
+
+LEAST_FACTOR = 0.5
+MOST_FACTOR = 2.0
+_WEIGHT = 0.3
+"""Weight of a new reading in the average."""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What a run has taught about the model's speed."""
+
+    sampler_factor: float = 1.0
+    """Measured over predicted decode speed."""
+    trainer_factor: float = 1.0
+    """Measured over predicted training speed."""
+    residual: float | None = None
+    """Relative error of the calibrated model against later readings, averaged; None until there were two."""
+    pegged: bool = False
+    """Whether a factor stands at its limit: readings, model or hardware are not what they are said to be."""
+    observations: int = 0
+    """Readings so far."""
+
+
+@dataclass(frozen=True)
+class SamplerReading:
+    """What the samplers' metrics showed in a window."""
+
+    iteration_s: float
+    """Mean seconds of a decode step (inter-token latency)."""
+    running_per_replica: float
+    """Mean running samples of a replica."""
+    resident_tokens_per_replica: float
+    """Mean tokens in a replica's KV cache."""
+
+
+@dataclass(frozen=True)
+class TrainerReading:
+    """What the trainer's metrics showed: a mean step, without waiting and weight sync."""
+
+    step_s: float
+    samples: float
+    """Samples of the step."""
+    tokens: float
+    """Prompt and response tokens of the step."""
+    tokens_squared: float | None = None
+    """Σ (prompt + response tokens)² over the samples; None: taken from the spec's lengths at the mean that was measured."""
+
+
+def updated(
+    previous: Calibration,
+    spec: RLJobSpec,
+    split: Split,
+    accelerators: Accelerators | Sequence[Room],
+    sampler_reading: SamplerReading | None,
+    trainer_reading: TrainerReading | None,
+) -> Calibration:
+    """The calibration after these readings of a run with this split; a reading that is None changes nothing.
+
+    ``accelerators`` are the GPU types, or the nodes that tell them. Raises PlanningError if the spec has no model of its own.
+    """
+    job = Job.of(spec, accelerators)
+    factors = [previous.sampler_factor, previous.trainer_factor]
+    errors: list[float] = []
+    pegged = [_at_limit(f) for f in factors]
+    for side, (measured_s, predicted_s) in enumerate(
+        (
+            (None, 0.0)
+            if sampler_reading is None
+            else (sampler_reading.iteration_s, _predicted_iteration_s(job, split, sampler_reading)),
+            (None, 0.0) if trainer_reading is None else (trainer_reading.step_s, _predicted_step_s(job, split, trainer_reading)),
+        )
+    ):
+        if measured_s is None or not (math.isfinite(measured_s) and measured_s > 0 and predicted_s > 0):
+            continue
+        learned = factors[side] != 1.0
+        if learned:
+            errors.append(abs(math.log(measured_s * factors[side] / predicted_s)))
+        factors[side], pegged[side] = _averaged(factors[side], predicted_s / measured_s, _WEIGHT if learned else 1.0)
+    if factors == [previous.sampler_factor, previous.trainer_factor] and not errors:
+        return previous
+    residual = previous.residual
+    if errors:
+        seen = max(errors)
+        residual = seen if residual is None else residual + _WEIGHT * (seen - residual)
+    return Calibration(factors[0], factors[1], residual, any(pegged), previous.observations + 1)
+
+
+def _averaged(factor: float, reading: float, weight: float) -> tuple[float, bool]:
+    moved = math.exp((1.0 - weight) * math.log(factor) + weight * math.log(reading))
+    clamped = min(MOST_FACTOR, max(LEAST_FACTOR, moved))
+    return clamped, _at_limit(clamped)
+
+
+def _at_limit(factor: float) -> bool:
+    return factor <= LEAST_FACTOR or factor >= MOST_FACTOR
+
+
+def _predicted_iteration_s(job: Job, split: Split, reading: SamplerReading) -> float:
+    """Seconds of a step by the uncalibrated model, the prefill of the samples that start meanwhile included."""
+    top = max(1, math.ceil(reading.running_per_replica))
+    cost = job.decode_cost(split.samplers.tensor_parallel, top, 1.0)
+    prefill_s = reading.running_per_replica / job.lengths.mean() * cost.prefill_s_per_sample
+    return cost.iteration_s(reading.running_per_replica, reading.resident_tokens_per_replica) + prefill_s
+
+
+def _predicted_step_s(job: Job, split: Split, reading: TrainerReading) -> float:
+    cost = job.train_cost(split.trainers, 1.0)
+    squares = reading.tokens_squared
+    if squares is None:
+        prompt, mean = job.prompt_tokens, reading.tokens / max(reading.samples, 1.0)
+        response = max(mean - prompt, 1.0)
+        second = job.lengths.second_moment() * (response / job.lengths.mean()) ** 2
+        squares = reading.samples * (second + 2.0 * prompt * response + prompt * prompt)
+    return cost.per_step_s + cost.per_token_s * reading.tokens + cost.per_token_squared_s * squares

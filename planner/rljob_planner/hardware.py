@@ -1,0 +1,255 @@
+"""Accelerators: what the data sheet says, and how much of it an engine or a trainer really gets.
+
+Both live in ``data/hardware.yaml`` with their sources, since every number here is somebody's measurement. A GPU answers to the
+data file's own name, to the names people use, and to what the GPU operator writes into the node label
+``nvidia.com/gpu.product``, so a user rarely has to say which one it is.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache, cached_property
+from importlib import resources
+from typing import Any
+
+import numpy as np
+import yaml
+
+from rljob_planner.errors import PlanningError
+
+GIB = 1024.0**3
+
+_WIDEST_TABLE = 8
+_ELEMENT_BYTES = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0}
+
+
+def bytes_per_element(precision: str) -> float:
+    """Bytes of one number in ``bf16``, ``fp16`` or ``fp8``."""
+    return _ELEMENT_BYTES[precision]
+
+
+@dataclass(frozen=True)
+class DecodeEfficiency:
+    """The fitted constants of a decode step (``steptime`` has the formula)."""
+
+    mbu: float
+    """Share of memory bandwidth that reading weights and KV reaches, 0..1."""
+    mfu: float
+    """Share of peak FLOP/s that prefill and large batches reach, 0..1."""
+    layer_s: float
+    """Seconds a layer costs whatever its size."""
+    step_s: float
+    """Seconds a step costs whatever the model."""
+    request_s: float
+    """Seconds a running sample adds to a step."""
+
+
+@dataclass(frozen=True)
+class EngineDefaults:
+    """What the engine chooses by itself on a GPU."""
+
+    max_running: int
+    """Most running samples (max_num_seqs)."""
+    batched_tokens: int
+    """Most tokens of one step (max_num_batched_tokens)."""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One accelerator. Rates are per GPU and one direction, in bytes and FLOP a second."""
+
+    name: str
+    arch: str
+    memory_bytes: float
+    memory_bytes_per_s: float
+    peak_bf16: float
+    peak_fp8: float | None
+    """None: the GPU computes fp8 weights in bf16."""
+    nvlink_bytes_per_s: float
+    """0: GPUs of a node talk over PCIe."""
+    pcie_bytes_per_s: float
+    network_bytes_per_s: float
+    gpus_per_node: int
+    usd_per_hour: float | None
+    """A typical price, None where none is known."""
+    decode: DecodeEfficiency
+    engine: EngineDefaults
+
+    def peak_flops(self, precision: str) -> float:
+        """Dense FLOP/s with weights of this precision."""
+        return self.peak_fp8 if precision == "fp8" and self.peak_fp8 else self.peak_bf16
+
+    @property
+    def link_bytes_per_s(self) -> float:
+        """Between two GPUs of a node."""
+        return self.nvlink_bytes_per_s or self.pcie_bytes_per_s
+
+    @cached_property
+    def _allreduce_table(self) -> tuple[np.ndarray[Any, Any], dict[int, np.ndarray[Any, Any]]]:
+        tables = _data()["allreduce_us"]
+        rows = np.array(tables.get(self.arch, tables["hopper"]), dtype=np.float64)
+        return rows[:, 0], {2: rows[:, 1], 4: rows[:, 2], 8: rows[:, 3]}
+
+    def allreduce_s(self, message_bytes: np.ndarray[Any, Any] | float, tensor_parallel: int) -> np.ndarray[Any, Any]:
+        """Seconds of one all-reduce of this many bytes over a tensor-parallel group inside a node.
+
+        From the measured table of the architecture, linear between its rows and in proportion to bytes beyond them. Cards
+        without NVLink pay the ring's traffic over PCIe on top of the same latency.
+        """
+        size = np.atleast_1d(np.asarray(message_bytes, dtype=np.float64))
+        if tensor_parallel <= 1:
+            return np.zeros_like(size)
+        columns_bytes, by_width = self._allreduce_table
+        width = min((w for w in by_width if w >= tensor_parallel), default=_WIDEST_TABLE)
+        measured = by_width[width] * 1e-6
+        if self.nvlink_bytes_per_s <= 0:
+            ring = 2.0 * (tensor_parallel - 1) / tensor_parallel
+            return np.asarray(measured[0] * 2.0 + ring * size / self.pcie_bytes_per_s)
+        inside = np.interp(size, columns_bytes, measured)
+        return np.where(size > columns_bytes[-1], measured[-1] * size / columns_bytes[-1], inside)
+
+
+@dataclass(frozen=True)
+class MemoryConstants:
+    """What an engine's memory goes to besides weights and KV."""
+
+    utilization: float
+    """Share of a GPU's memory that the engine takes, 0..1."""
+    block_tokens: int
+    """Tokens of a KV block."""
+    activation_bytes: Mapping[str, float]
+    """Peak activations at 8192 batched tokens, by model kind (``dense``, ``moe``)."""
+    non_torch_bytes_single: float
+    """Outside of PyTorch's allocator, on one GPU."""
+    non_torch_bytes_parallel: float
+    """The same, a GPU of a tensor-parallel group."""
+
+
+@dataclass(frozen=True)
+class TrainingConstants:
+    """Defaults of a trainer that was not measured yet."""
+
+    mfu_dense_16k: float
+    mfu_dense_64k: float
+    mfu_moe: float
+    state_bytes_per_parameter: float
+    utilization: float
+    logits_chunk_tokens: int
+    weight_sync_bytes_per_s: float
+
+
+@cache
+def _data() -> dict[str, Any]:
+    text = resources.files("rljob_planner").joinpath("data/hardware.yaml").read_text(encoding="utf-8")
+    loaded: dict[str, Any] = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    return loaded
+
+
+@cache
+def memory_constants() -> MemoryConstants:
+    """The engine's memory constants."""
+    m = _data()["memory"]
+    return MemoryConstants(
+        utilization=float(m["utilization"]),
+        block_tokens=int(m["block_tokens"]),
+        activation_bytes={kind: float(gib) * GIB for kind, gib in m["activation_gib"].items()},
+        non_torch_bytes_single=float(m["non_torch_gib"]["tp1"]) * GIB,
+        non_torch_bytes_parallel=float(m["non_torch_gib"]["tp"]) * GIB,
+    )
+
+
+@cache
+def training_constants() -> TrainingConstants:
+    """The trainer's defaults."""
+    t = _data()["training"]
+    return TrainingConstants(
+        mfu_dense_16k=float(t["mfu"]["dense_16k"]),
+        mfu_dense_64k=float(t["mfu"]["dense_64k"]),
+        mfu_moe=float(t["mfu"]["moe"]),
+        state_bytes_per_parameter=float(t["state_bytes_per_parameter"]),
+        utilization=float(t["utilization"]),
+        logits_chunk_tokens=int(t["logits_chunk_tokens"]),
+        weight_sync_bytes_per_s=float(t["weight_sync_gbs"]) * 1e9,
+    )
+
+
+def _plain(name: str) -> str:
+    text = name.strip().lower().replace("_", "-").replace(" ", "-").replace("/", "-")
+    return text.removeprefix("nvidia-").removeprefix("amd-")
+
+
+@cache
+def _names() -> dict[str, str]:
+    names: dict[str, str] = {}
+    for key, fields in _data()["gpus"].items():
+        for alias in (key, *fields["aliases"]):
+            names[_plain(alias)] = key
+    return names
+
+
+def gpu_names() -> tuple[str, ...]:
+    """The names of the data file."""
+    return tuple(_data()["gpus"])
+
+
+def gpu(name: str) -> Gpu:
+    """The GPU of this name, alias or ``nvidia.com/gpu.product`` label.
+
+    Raises PlanningError ``UnknownAccelerator`` with the names that come near.
+    """
+    key = _names().get(_plain(name).removesuffix("-shared"))
+    if key is None:
+        near = difflib.get_close_matches(_plain(name), list(_names()), n=3, cutoff=0.4)
+        known = sorted({_names()[n] for n in near}) or list(gpu_names())
+        raise PlanningError(
+            "UnknownAccelerator",
+            f"accelerator {name!r} is not known: write one of {', '.join(known)} in spec.accelerator "
+            "(the name of a GPU that comes near it gives a first plan, and the run's own metrics correct its speed)",
+        )
+    return _gpu(key)
+
+
+@cache
+def _gpu(key: str) -> Gpu:
+    g = _data()["gpus"][key]
+    constants = _data()["decode"]
+    c = constants.get(g["arch"], constants["default"])
+    memory_bytes = float(g["hbm_gb"]) * 1e9
+    large = memory_bytes >= 70 * GIB and g["arch"] != "ampere"
+    engine = _data()["memory"]["engine"]["large" if large else "small"]
+    return Gpu(
+        name=key,
+        arch=g["arch"],
+        memory_bytes=memory_bytes,
+        memory_bytes_per_s=float(g["hbm_gbs"]) * 1e9,
+        peak_bf16=float(g["bf16"]) * 1e12,
+        peak_fp8=None if g["fp8"] is None else float(g["fp8"]) * 1e12,
+        nvlink_bytes_per_s=float(g["nvlink_gbs"]) * 1e9,
+        pcie_bytes_per_s=float(g["pcie_gbs"]) * 1e9,
+        network_bytes_per_s=float(g["net_gbs"]) * 1e9,
+        gpus_per_node=int(g["gpus_per_node"]),
+        usd_per_hour=None if g["usd_hr"] is None else float(g["usd_hr"]),
+        decode=DecodeEfficiency(
+            mbu=float(c["mbu"]),
+            mfu=float(c["mfu"]),
+            layer_s=float(c["c_layer_us"]) * 1e-6,
+            step_s=float(c["c_step_ms"]) * 1e-3,
+            request_s=float(c["c_req_us"]) * 1e-6,
+        ),
+        engine=EngineDefaults(int(engine["max_num_seqs"]), int(engine["max_num_batched_tokens"])),
+    )
+
+
+def interpolated_mfu(longest_tokens: float, moe: bool) -> float:
+    """The trainer's MFU that is assumed while none is stated or learned.
+
+    Dense models: between the figures at 16k and 64k tokens of a sequence, linear in its logarithm.
+    """
+    t = training_constants()
+    if moe:
+        return t.mfu_moe
+    share = (math.log2(max(longest_tokens, 1.0)) - 14.0) / 2.0
+    return t.mfu_dense_16k + (t.mfu_dense_64k - t.mfu_dense_16k) * min(1.0, max(0.0, share))

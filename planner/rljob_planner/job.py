@@ -1,0 +1,239 @@
+"""A spec made definite: names resolved to shapes and data sheets, lengths to a distribution, a split to a simulation.
+
+Everything that is the same for all splits of a job is worked out once here. The search asks it for the costs of a candidate, the
+calibration for the step that a reading should have shown; so both speak of the same model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from rljob_planner.accelerators import Accelerators, accelerators_of
+from rljob_planner.api.spec import ResponseTokens, RLJobSpec
+from rljob_planner.errors import PlanningError
+from rljob_planner.lengths import LengthDistribution
+from rljob_planner.memory import kv_room_tokens, shared_prompt_room_tokens
+from rljob_planner.models import ModelShape, from_config, model
+from rljob_planner.placement import Room
+from rljob_planner.simulate import DecodeCost, SimulationInput, TrainCost
+from rljob_planner.split import Split, TrainerSplit
+from rljob_planner.steptime import Engine, decode_cost
+from rljob_planner.training import TrainerSetup, train_cost, weight_sync_s
+
+if TYPE_CHECKING:
+    from rljob_planner.calibrate import Calibration
+
+
+@dataclass(frozen=True, eq=False)
+class RememberedLengths(LengthDistribution):
+    """Lengths whose moments are summed once: the search asks for them for every candidate."""
+
+    _known: dict[float, float] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, lengths: LengthDistribution) -> RememberedLengths:
+        """The same distribution."""
+        if isinstance(lengths, cls):
+            return lengths
+        return cls(lengths.support_tokens, lengths.cumulative, lengths.cap_tokens, lengths.law)
+
+    @cached_property
+    def _mean(self) -> float:
+        return super().mean()
+
+    @cached_property
+    def _second(self) -> float:
+        return super().second_moment()
+
+    def mean(self) -> float:
+        """Mean length in tokens."""
+        return self._mean
+
+    def second_moment(self) -> float:
+        """Mean squared length, tokens²."""
+        return self._second
+
+    def max_mean(self, group_size: float) -> float:
+        """Mean length in tokens of the longest of ``group_size`` responses."""
+        if group_size not in self._known:
+            self._known[group_size] = super().max_mean(group_size)
+        return self._known[group_size]
+
+
+def lengths_of(response: ResponseTokens) -> LengthDistribution:
+    """The distribution that a spec describes; raises PlanningError ``InvalidLengths`` if it describes none."""
+    where = "spec.workload.responseTokens"
+    given = [n for n in ("mean", "quantiles", "histogram") if getattr(response, n) is not None]
+    if len(given) != 1:
+        raise PlanningError("InvalidLengths", f"{where}: describe lengths in one way: mean (with cv), quantiles or histogram")
+    try:
+        if response.mean is not None:
+            return LengthDistribution.from_mean_cv(response.mean, response.cv, response.max)
+        if response.quantiles is not None:
+            return LengthDistribution.from_quantiles({float(p): x for p, x in response.quantiles.items()}, response.max)
+        return LengthDistribution.from_histogram(response.histogram or (), response.max)
+    except ValueError as error:
+        raise PlanningError("InvalidLengths", f"{where}: {error}") from error
+
+
+def model_of(spec: RLJobSpec) -> ModelShape:
+    """The shape of the spec's model; raises PlanningError ``UnknownModel``."""
+    if (spec.model.name is None) == (spec.model.config is None):
+        raise PlanningError(
+            "UnknownModel",
+            "spec.model: say which model, either by name (such as Qwen/Qwen3-8B) or by config (the fields of its config.json)",
+        )
+    return model(spec.model.name) if spec.model.name is not None else from_config(spec.model.config or {})
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """A spec on given GPU types with given lengths."""
+
+    spec: RLJobSpec
+    model: ModelShape
+    accelerators: Accelerators
+    lengths: RememberedLengths
+    _engines: dict[int, Engine] = field(default_factory=dict)
+    _decode_costs: dict[tuple[int, int, float], DecodeCost] = field(default_factory=dict)
+    _rooms: dict[int, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls, spec: RLJobSpec, accelerators: Accelerators | Sequence[Room], lengths: LengthDistribution | None = None
+    ) -> Job:
+        """The job on these GPU types, or on those of these nodes; raises PlanningError."""
+        if not isinstance(accelerators, Accelerators):
+            accelerators = accelerators_of(spec, accelerators)
+        if lengths is None:
+            lengths = lengths_of(spec.workload.response_tokens)
+        return cls(spec, model_of(spec), accelerators, RememberedLengths.of(lengths))
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Mean prompt length in tokens."""
+        return self.spec.workload.prompt_tokens.mean
+
+    @property
+    def batch(self) -> int:
+        """Samples of a training step."""
+        return self.spec.workload.samples_per_step
+
+    @property
+    def group(self) -> int:
+        """Samples of a group."""
+        return self.spec.workload.samples_per_prompt
+
+    @property
+    def longest_tokens(self) -> int:
+        """The longest sequence that may come, prompt included."""
+        return self.prompt_tokens + self.lengths.cap_tokens
+
+    @property
+    def context_tokens(self) -> float:
+        """Mean resident context of a running sample."""
+        return self.prompt_tokens + self.lengths.resident_mean_tokens()
+
+    @cached_property
+    def weight_sync_s(self) -> float:
+        """Seconds in which samplers take over a new policy version."""
+        return weight_sync_s(self.model, self.spec.model.weights.value)
+
+    @cached_property
+    def trainer_setup(self) -> TrainerSetup:
+        """What the spec says of the trainer."""
+        trainer = self.spec.trainer
+        return TrainerSetup(
+            model=self.model,
+            gpu=self.accelerators.trainer,
+            recompute=trainer.recompute.value,
+            extra_forwards=len(trainer.extra_forwards),
+            mfu=trainer.mfu_fraction,
+            batch=trainer.batch.value,
+        )
+
+    def engine(self, tensor_parallel: int) -> Engine:
+        """A sampler engine of this width."""
+        if tensor_parallel not in self._engines:
+            self._engines[tensor_parallel] = Engine(
+                self.model,
+                self.accelerators.sampler,
+                tensor_parallel,
+                self.spec.model.weights.value,
+                self.spec.model.kv_cache.value,
+            )
+        return self._engines[tensor_parallel]
+
+    def kv_tokens(self, tensor_parallel: int) -> int:
+        """KV room of a replica as the simulator counts it; 0 if the model does not fit."""
+        if tensor_parallel not in self._rooms:
+            room = kv_room_tokens(self.engine(tensor_parallel), self.context_tokens)
+            self._rooms[tensor_parallel] = shared_prompt_room_tokens(room, self.lengths, self.prompt_tokens, self.group)
+        return self._rooms[tensor_parallel]
+
+    def engine_max_running(self) -> int:
+        """Running samples that the spec allows a replica, or the engine's own default."""
+        return self.spec.sampler.max_running or self.accelerators.sampler.engine.max_running
+
+    def decode_cost(self, tensor_parallel: int, max_running: int, factor: float) -> DecodeCost:
+        """Cost tables of a replica that is ``factor`` times as fast as the model says."""
+        key = (tensor_parallel, max_running, factor)
+        if key not in self._decode_costs:
+            self._decode_costs[key] = decode_cost(
+                self.engine(tensor_parallel), max_running, self.lengths, self.prompt_tokens, self.group, factor
+            )
+        return self._decode_costs[key]
+
+    def train_cost(self, split: TrainerSplit, factor: float) -> TrainCost:
+        """Cost of a training step that is ``factor`` times as fast as the model says."""
+        return train_cost(self.trainer_setup, split, self.lengths, self.prompt_tokens, self.batch, factor)
+
+    def simulation_input(
+        self,
+        split: Split,
+        calibration: Calibration,
+        *,
+        steps: int,
+        warmup: int,
+        seed: int = 0,
+        decode_speed: float = 1.0,
+        train_speed: float = 1.0,
+        sync_time: float = 1.0,
+    ) -> SimulationInput:
+        """What the simulator needs to run this split; the last three vary one thing for elasticities."""
+        spec, tensor_parallel = self.spec, split.samplers.tensor_parallel
+        queue = spec.queue
+        return SimulationInput(
+            mode=split.mode,
+            replicas=split.samplers.replicas,
+            max_running=split.samplers.max_running,
+            kv_tokens=self.kv_tokens(tensor_parallel),
+            decode=self.decode_cost(
+                tensor_parallel, split.samplers.max_running, calibration.sampler_factor * decode_speed
+            ),
+            train=self.train_cost(split.trainers, calibration.trainer_factor * train_speed),
+            weight_sync_s=self.weight_sync_s * sync_time,
+            prompts_per_step=spec.workload.prompts_per_step,
+            samples_per_prompt=self.group,
+            prompt_tokens=self.prompt_tokens,
+            lengths=self.lengths,
+            bound=spec.staleness.bound.value,
+            max_staleness=spec.staleness.max,
+            queue_capacity=None if queue is None else queue.capacity,
+            overflow="drop-oldest" if queue is None else queue.overflow.value,
+            in_flight_cap=None if split.mode == "sync" else split.in_flight,
+            steps=steps,
+            warmup=warmup,
+            seed=seed,
+        )
+
+    def usd_per_hour(self, split: Split) -> float | None:
+        """Price of the GPUs that a split uses, None if one of them has none."""
+        sampler, trainer = self.accelerators.sampler.usd_per_hour, self.accelerators.trainer.usd_per_hour
+        if sampler is None or trainer is None:
+            return None
+        shared = split.mode == "sync"
+        return (0.0 if shared else split.samplers.gpus * sampler) + split.trainers.gpus * trainer

@@ -1,0 +1,227 @@
+"""The splits that could be: what the spec allows, the nodes can hold and memory admits, before anybody asks how fast they are.
+
+A layout is a split without its in-flight cap. Layouts that fall out here keep the reason why, in the words of the spec's fields,
+since "nothing fits" is only useful to a user who learns what to change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from rljob_planner.errors import PlanningError
+from rljob_planner.job import Job
+from rljob_planner.placement import Room, frontier
+from rljob_planner.split import SamplerSplit, Split, TrainerSplit
+from rljob_planner.training import TrainerSetup, batch_divides, parallelism
+
+_WIDEST_USUAL = 8
+_MOST_TRAINER_COUNTS = 24
+"""Trainer counts that are looked at in one pass; the search refines around the best."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A split without its in-flight cap."""
+
+    samplers: SamplerSplit
+    trainers: TrainerSplit
+
+    def split(self, in_flight: int, mode: str = "async") -> Split:
+        """The split with this cap."""
+        return Split(mode=mode, samplers=self.samplers, trainers=self.trainers, in_flight=in_flight)
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of both sides."""
+        return self.samplers.gpus + self.trainers.gpus
+
+
+@dataclass
+class Space:
+    """All layouts of a job on given nodes, made on demand: a large budget has thousands of trainer counts."""
+
+    job: Job
+    rooms: Sequence[Room]
+    keep: Split | None = None
+    """Only layouts with this split's GPUs per replica, widths and running samples."""
+    trainer_replicas: int | None = None
+    """Only this number of trainers."""
+    rejected: dict[str, str] = field(default_factory=dict)
+    """What fell out, and why."""
+    _frontiers: dict[int, list[int]] = field(default_factory=dict)
+    _trainers: dict[int, TrainerSplit | None] = field(default_factory=dict)
+    _max_running: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def trainer_gpus(self) -> int:
+        """GPUs of a trainer pod."""
+        return self.keep.trainers.gpus_per_replica if self.keep else self.job.spec.trainer.gpus_per_replica
+
+    def widths(self) -> list[int]:
+        """GPUs of a sampler pod that may work, narrowest first; raises PlanningError ``DoesNotFit`` if there are none."""
+        spec = self.job.spec
+        if self.keep is not None:
+            asked = [self.keep.samplers.gpus_per_replica]
+        elif spec.sampler.gpus_per_replica is not None:
+            asked = [spec.sampler.gpus_per_replica]
+        else:
+            largest = max((room.free_gpus for room in self.rooms if room.samplers), default=0)
+            most = min(largest, spec.gpus - spec.trainer.min_replicas * self.trainer_gpus)
+            asked = [1 << i for i in range(7) if 1 << i <= most]
+        fitting = [width for width in asked if self._width_fits(width)]
+        usual = [width for width in fitting if width <= _WIDEST_USUAL]
+        return usual or fitting[:1]
+
+    def _width_fits(self, width: int) -> bool:
+        job, where = self.job, f"samplers of {width} GPU{'s' if width > 1 else ''}"
+        tensor_parallel = self.keep.samplers.tensor_parallel if self.keep else width
+        if not job.model.tensor_parallel_fits(tensor_parallel):
+            self.rejected[where] = (
+                f"{job.model.heads} attention heads cannot be divided by {tensor_parallel}: "
+                "write a sampler.gpusPerReplica that divides them, such as 1, 2, 4 or 8"
+            )
+            return False
+        room, longest = job.kv_tokens(tensor_parallel), job.longest_tokens
+        gpu = job.accelerators.sampler.name
+        if room <= 0:
+            self.rejected[where] = (
+                f"the {job.spec.model.weights.value} weights of {job.model.name} do not fit on {tensor_parallel} × {gpu}: "
+                "raise sampler.gpusPerReplica, or use model.weights: fp8"
+            )
+            return False
+        if room < longest:
+            self.rejected[where] = (
+                f"a response of workload.responseTokens.max with its prompt is {longest} tokens, the KV cache of "
+                f"{tensor_parallel} × {gpu} holds {room}: raise sampler.gpusPerReplica, lower the max, or use model.kvCache: fp8"
+            )
+            return False
+        slots = self.keep.samplers.max_running if self.keep else job.engine_max_running()
+        self._max_running[width] = slots
+        return True
+
+    def frontier(self, width: int) -> list[int]:
+        """Most samplers of this width beside 0, 1, 2, … trainers on the nodes."""
+        if width not in self._frontiers:
+            most = self.job.spec.gpus // self.trainer_gpus
+            self._frontiers[width] = frontier(self.rooms, width, self.trainer_gpus, most).tolist()
+        return self._frontiers[width]
+
+    def samplers_beside(self, width: int, trainers: int) -> int:
+        """Most samplers of this width beside so many trainers, by nodes, budget and ``sampler.maxReplicas``."""
+        spec, best = self.job.spec, self.frontier(width)
+        if trainers >= len(best):
+            return 0
+        left = (spec.gpus - trainers * self.trainer_gpus) // width
+        most = min(best[trainers], left)
+        return max(0, most if spec.sampler.max_replicas is None else min(most, spec.sampler.max_replicas))
+
+    def trainer_counts(self, width: int) -> list[int]:
+        """Numbers of trainers that leave room for enough samplers and that memory and batch rule admit."""
+        spec = self.job.spec
+        least, most = spec.trainer.min_replicas, len(self.frontier(width)) - 1
+        if spec.trainer.max_replicas is not None:
+            most = min(most, spec.trainer.max_replicas)
+        if self.trainer_replicas is not None:
+            least, most = self.trainer_replicas, min(most, self.trainer_replicas)
+        while most >= least and self.samplers_beside(width, most) < spec.sampler.min_replicas:
+            most -= 1
+        return list(range(least, most + 1))
+
+    def trainers(self, replicas: int) -> TrainerSplit | None:
+        """So many trainers, their GPUs divided; None if memory or the batch rule forbid it."""
+        if replicas not in self._trainers:
+            self._trainers[replicas] = self._divided(replicas)
+        return self._trainers[replicas]
+
+    def _divided(self, replicas: int) -> TrainerSplit | None:
+        job, setup, per_replica = self.job, self.job.trainer_setup, self.trainer_gpus
+        if self.keep is not None:
+            old = self.keep.trainers
+            width = old.tp * old.pp
+            if replicas * per_replica % width or not batch_divides(setup, job.batch, replicas * per_replica // width):
+                self.rejected[_name(replicas, "trainer")] = self._why_not(setup, replicas)
+                return None
+            return old.model_copy(update={"replicas": replicas, "dp": replicas * per_replica // width})
+        divided = parallelism(
+            setup,
+            replicas=replicas,
+            gpus_per_replica=per_replica,
+            longest_tokens=job.longest_tokens,
+            samples_per_step=job.batch,
+        )
+        if divided is None:
+            self.rejected[_name(replicas, "trainer")] = self._why_not(setup, replicas)
+        return divided
+
+    def _why_not(self, setup: TrainerSetup, replicas: int) -> str:
+        gpus = replicas * self.trainer_gpus
+        if setup.batch == "strict" and self.job.batch % gpus:
+            return (
+                f"{gpus} trainer GPUs do not divide the {self.job.batch} samples of a step: write trainer.batch: padded, "
+                "or change workload.promptsPerStep"
+            )
+        return (
+            f"training {setup.model.name} with sequences of {self.job.longest_tokens} tokens does not fit on {gpus} × "
+            f"{setup.gpu.name}: raise gpus or trainer.gpusPerReplica, set trainer.recompute: full, or lower responseTokens.max"
+        )
+
+    def layout(self, width: int, trainers: int, samplers: int | None = None) -> Layout | None:
+        """The layout with so many trainers and samplers (by default the most); None if it is not possible."""
+        divided, most = self.trainers(trainers), self.samplers_beside(width, trainers)
+        count = most if samplers is None else min(samplers, most)
+        if divided is None or count < max(1, self.job.spec.sampler.min_replicas):
+            return None
+        tensor_parallel = self.keep.samplers.tensor_parallel if self.keep else width
+        return Layout(
+            SamplerSplit(
+                replicas=count,
+                gpus_per_replica=width,
+                tensor_parallel=tensor_parallel,
+                max_running=self._max_running[width],
+            ),
+            divided,
+        )
+
+    def first(self, fewer_samplers: bool) -> list[Layout]:
+        """The layouts to begin with; ``fewer_samplers``: also those that leave GPUs unused, for a job that pays for them.
+
+        Raises PlanningError ``DoesNotFit`` if there is none.
+        """
+        found: list[Layout] = []
+        for width in self.widths():
+            for trainers in thinned(self.trainer_counts(width), _MOST_TRAINER_COUNTS):
+                most = self.samplers_beside(width, trainers)
+                least = self.job.spec.sampler.min_replicas
+                counts = thinned(list(range(least, most + 1)), 10) if fewer_samplers else [most]
+                found += [l for count in counts if (l := self.layout(width, trainers, count)) is not None]
+        if not found:
+            raise PlanningError("DoesNotFit", self._nothing())
+        return found
+
+    def _nothing(self) -> str:
+        if self.rejected:
+            return "; ".join(f"{what}: {why}" for what, why in list(self.rejected.items())[:3])
+        spec = self.job.spec
+        narrowest = spec.sampler.gpus_per_replica or 1
+        needed = spec.trainer.min_replicas * self.trainer_gpus + spec.sampler.min_replicas * narrowest
+        free = sum(room.free_gpus for room in self.rooms)
+        if self.trainer_replicas is not None:
+            return f"{self.trainer_replicas} trainers of {self.trainer_gpus} GPUs and a sampler do not fit the budget and the nodes"
+        return (
+            f"{_name(spec.trainer.min_replicas, 'trainer')} of {self.trainer_gpus} GPUs and "
+            f"{_name(spec.sampler.min_replicas, 'sampler')} of {narrowest} need {needed} GPUs, each replica whole on one node; "
+            f"the budget is {spec.gpus} and the nodes have {free} free: raise spec.gpus, free or add nodes, or lower "
+            "gpusPerReplica or minReplicas"
+        )
+
+
+def thinned(values: Sequence[int], most: int) -> list[int]:
+    """At most about ``most`` of the values, evenly spread, both ends kept."""
+    if len(values) <= most:
+        return list(values)
+    return sorted({values[round(i * (len(values) - 1) / (most - 1))] for i in range(most)})
+
+
+def _name(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"

@@ -1,0 +1,101 @@
+"""Judging a layout by formulas, and choosing its in-flight cap: what the search does before it simulates.
+
+The closed form takes the sharper of two limits, samplers or trainer, which is right away from their balance. At balance each
+waits for the other now and then, so a smooth maximum takes its place: it keeps the search from choosing layouts that are
+only good on average.
+
+More in flight never makes rollout slower, but staler. So a layout gets the smallest cap that costs next to no time, and where
+staleness depends on the cap (bounds ``none``, ``hold`` and ``drop``), the largest that keeps to the limit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rljob_planner.calibrate import Calibration
+from rljob_planner.closedform import predict
+from rljob_planner.job import Job
+from rljob_planner.layouts import Layout
+from rljob_planner.split import Split
+
+_SHARPNESS = 12.0
+"""Exponent of the smooth maximum: 6 % above the limit at balance, under 1 % where the sides differ by a fifth."""
+_CAP_SHARES = (1.0, 0.85, 0.7, 0.58, 0.48, 0.4, 0.33, 0.27, 0.2, 0.14, 0.1, 0.06)
+_NEXT_TO_NO_TIME = 1.005
+
+
+@dataclass(frozen=True)
+class Screened:
+    """A layout with its cap, judged by formulas."""
+
+    layout: Layout
+    split: Split
+    period_s: float
+    staleness_mean: float
+    reason: str
+    """Why it is not feasible; empty if it is."""
+
+
+def runs_away(job: Job, rho: float, steps: int) -> float:
+    """Mean staleness that a queue without an end adds over a run, in versions.
+
+    Under ``none`` and ``hold`` nothing stops samplers that outrun the trainer: with an unbounded queue a group that is trained
+    in step k has waited for k·(1 − 1/ρ) versions.
+    """
+    if job.spec.staleness.bound.value not in ("none", "hold") or job.spec.queue is not None or rho <= 1.0:
+        return 0.0
+    return 0.5 * steps * (1.0 - 1.0 / rho)
+
+
+def over_limit(job: Job, mean: float) -> str:
+    """The reason for a mean staleness above the limit; empty if it is not."""
+    limit = job.spec.staleness.max
+    if mean <= limit + 0.05:
+        return ""
+    return f"mean staleness {mean:.3g} is over the limit of {limit}"
+
+
+def most_in_flight(job: Job, layout: Layout) -> int:
+    """The largest cap worth having: what can run at once, and no more than staleness may ever admit."""
+    samplers = layout.samplers
+    slots = min(samplers.max_running, job.kv_tokens(samplers.tensor_parallel) / job.context_tokens)
+    most = int(min(samplers.replicas * slots, (job.spec.staleness.max + 1) * job.batch))
+    return max(job.group, most // job.group * job.group)
+
+
+def judged(job: Job, layout: Layout, in_flight: int, calibration: Calibration, steps: int) -> Screened:
+    """A layout with this cap, by formulas."""
+    split = layout.split(in_flight)
+    found = predict(job.simulation_input(split, calibration, steps=3, warmup=1))
+    step_s, rollout_s = job.batch / found.train_rate, job.batch / found.rollout_rate
+    if found.period_s > step_s:
+        rollout_s = max(rollout_s, found.period_s)
+    ratio = min(step_s, rollout_s) / max(step_s, rollout_s)
+    period_s = found.period_s * (1.0 + ratio**_SHARPNESS) ** (1.0 / _SHARPNESS)
+    staleness = found.mean_staleness + runs_away(job, found.rho, steps)
+    return Screened(layout, split, period_s, staleness, over_limit(job, staleness))
+
+
+def screened(job: Job, layout: Layout, calibration: Calibration, steps: int, worth_s: float | None = None) -> Screened:
+    """A layout with its best cap, by formulas.
+
+    ``worth_s``: a period above which nobody will want this layout, so that its cap need not be refined.
+    """
+    most = most_in_flight(job, layout)
+    best = judged(job, layout, most, calibration, steps)
+    if not best.reason and worth_s is not None and best.period_s > worth_s:
+        return best
+    caps = sorted({max(job.group, round(most * s / job.group) * job.group) for s in _CAP_SHARES}, reverse=True)
+    for cap in caps[1:]:
+        other = judged(job, layout, cap, calibration, steps)
+        if best.reason:
+            best = other if not other.reason or other.staleness_mean < best.staleness_mean else best
+            continue
+        if other.reason or other.period_s > best.period_s * _NEXT_TO_NO_TIME:
+            if other.period_s > best.period_s * 1.2:
+                break
+            continue
+        best = other if other.period_s < best.period_s else Screened(
+            other.layout, other.split, max(best.period_s, other.period_s), other.staleness_mean, ""
+        )
+    return best
