@@ -33,7 +33,7 @@ OPERATOR_ENV = {
     "RLJOB_OPERATOR_MOVE_TICK": "1s",
     "RLJOB_OPERATOR_IDLE_TICK": "5s",
     "RLJOB_OPERATOR_METRICS_WINDOW": "30s",
-    "RLJOB_OPERATOR_METRICS_STALE_AFTER": "10s",
+    "RLJOB_OPERATOR_SCRAPE_INTERVAL": "1s",
 }
 """The operator's clocks for a job whose steps take seconds instead of minutes."""
 
@@ -173,7 +173,7 @@ class World:
         url = f"http://127.0.0.1:{self._operator_port}/healthz"
         self._run(
             "operator",
-            [str(Path(sys.executable).parent / "rljob"), "operator", "run"],
+            [sys.executable, "-m", "rljob_operator"],
             {
                 "KUBECONFIG": str(self.plane.service_account_kubeconfig(SYSTEM, "rljob-operator")),
                 "RLJOB_OPERATOR_PROMETHEUS_URL": self._prometheus.url,
