@@ -109,12 +109,16 @@ def _checked(kind: str, parse: Callable[[str], float]) -> Callable[[str], str]:
 
 # The pattern stands in the schema alone: the validator says the same with an example in its message.
 Duration = Annotated[
-    str, Field(max_length=16, json_schema_extra={"pattern": DURATION_PATTERN}), AfterValidator(_checked("duration", duration_s))
+    str,
+    Field(max_length=16, json_schema_extra={"pattern": DURATION_PATTERN}),
+    AfterValidator(_checked("duration", duration_s)),
 ]
 """A length of time: a number and a unit of ``ms``, ``s``, ``m`` or ``h``, repeated at will (``1h30m``)."""
 
 Percent = Annotated[
-    str, Field(max_length=16, json_schema_extra={"pattern": PERCENT_PATTERN}), AfterValidator(_checked("percent", percent_fraction))
+    str,
+    Field(max_length=16, json_schema_extra={"pattern": PERCENT_PATTERN}),
+    AfterValidator(_checked("percent", percent_fraction)),
 ]
 """A share in percent, such as ``5%``."""
 

@@ -41,10 +41,25 @@ _DROPPED = ("title", "$defs", "$ref", "anyOf", "const", "prefixItems", "examples
 _EMPTY_OBJECTS: tuple[type[ApiModel], ...] = (Nodes, Rebalance, Metrics)
 
 PRINTER_COLUMNS: tuple[Mapping[str, Any], ...] = (
-    {"name": "Phase", "type": "string", "jsonPath": ".status.phase", "description": "Where the job stands in its life."},
+    {
+        "name": "Phase",
+        "type": "string",
+        "jsonPath": ".status.phase",
+        "description": "Where the job stands in its life.",
+    },
     {"name": "GPUs", "type": "integer", "jsonPath": ".spec.gpus", "description": "The budget in GPUs."},
-    {"name": "Samplers", "type": "string", "jsonPath": ".status.samplers", "description": "Ready and wished sampler pods."},
-    {"name": "Trainers", "type": "string", "jsonPath": ".status.trainers", "description": "Ready and wished trainer pods."},
+    {
+        "name": "Samplers",
+        "type": "string",
+        "jsonPath": ".status.samplers",
+        "description": "Ready and wished sampler pods.",
+    },
+    {
+        "name": "Trainers",
+        "type": "string",
+        "jsonPath": ".status.trainers",
+        "description": "Ready and wished trainer pods.",
+    },
     {
         "name": "Period",
         "type": "number",

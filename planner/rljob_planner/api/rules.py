@@ -151,7 +151,8 @@ JOB_RULES: tuple[Rule, ...] = (
     ),
     _kept_in_a_run(
         " && ".join(
-            f"{_gpu_resource('self.spec', role)} == {_gpu_resource('oldSelf.spec', role)}" for role in ("sampler", "trainer")
+            f"{_gpu_resource('self.spec', role)} == {_gpu_resource('oldSelf.spec', role)}"
+            for role in ("sampler", "trainer")
         ),
         "nodes.gpuResource can't change in a run, since pods that are there would no longer count in the budget: keep it, or "
         "create another RLJob",

@@ -129,7 +129,10 @@ class Nodes(ApiModel):
     selector: dict[str, str] = Field(default_factory=dict, max_length=32, description="Labels that a node must carry.")
     tolerations: tuple[Toleration, ...] = Field(default=(), max_length=32, description="Tolerations added to the pods.")
     gpu_resource: str = Field(
-        default="nvidia.com/gpu", min_length=1, max_length=317, description="The extended resource that counts GPUs; it can't change in a run."
+        default="nvidia.com/gpu",
+        min_length=1,
+        max_length=317,
+        description="The extended resource that counts GPUs; it can't change in a run.",
     )
 
 
@@ -145,7 +148,10 @@ class Model(ApiModel):
     )
 
     name: str | None = Field(
-        default=None, min_length=1, max_length=256, description="A known model, such as Qwen/Qwen3-30B-A3B; it can't change in a run."
+        default=None,
+        min_length=1,
+        max_length=256,
+        description="A known model, such as Qwen/Qwen3-30B-A3B; it can't change in a run.",
     )
     config: dict[str, Any] | None = Field(
         default=None,
@@ -169,7 +175,10 @@ class Sampler(ApiModel):
 
     engine: Literal["vllm"] = Field(default="vllm", description="Inference engine.")
     gpus_per_replica: Int | None = Field(
-        default=None, ge=1, le=64, description="GPUs of a sampler pod, all on one node; chosen by the planner if absent."
+        default=None,
+        ge=1,
+        le=64,
+        description="GPUs of a sampler pod, all on one node; chosen by the planner if absent.",
     )
     min_replicas: Int = Field(default=1, ge=1, le=100_000, description="Fewest sampler pods.")
     max_replicas: Int | None = Field(
@@ -286,9 +295,7 @@ class Rebalance(ApiModel):
     min_gain: Percent = Field(
         default="5%", description="Smallest gain in the period that is worth a move, in percent such as 5%."
     )
-    persistence: Int = Field(
-        default=3, ge=1, le=100, description="Decisions in a row that must agree before a move."
-    )
+    persistence: Int = Field(default=3, ge=1, le=100, description="Decisions in a row that must agree before a move.")
     cooldown: Duration = Field(
         default="15m", description="Time after a move in which none starts, as a duration such as 15m."
     )
@@ -341,7 +348,8 @@ class RLJobSpec(ApiModel):
     )
     objective: Objective = Field(default=Objective.TIME, description="What the best split minimises.")
     nodes: Nodes = Field(
-        default_factory=Nodes, description="The nodes that may run the job's pods; sampler.nodes and trainer.nodes override it."
+        default_factory=Nodes,
+        description="The nodes that may run the job's pods; sampler.nodes and trainer.nodes override it.",
     )
     accelerator: str | None = Field(
         default=None,

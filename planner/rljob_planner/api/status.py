@@ -103,9 +103,13 @@ class PlanStatus(ApiModel):
     """Expected staleness of trained samples."""
     run_time: RunTime
     """Expected time of the whole run."""
-    synchronous_period: float | None = Field(default=None, description="Period of the best synchronous layout in seconds.")
+    synchronous_period: float | None = Field(
+        default=None, description="Period of the best synchronous layout in seconds."
+    )
     bottleneck: str = Field(description="Which side bounds the period: samplers, trainers or balanced.")
-    confidence: float | None = Field(default=None, description="Relative residual of the calibrated model; absent until something is measured.")
+    confidence: float | None = Field(
+        default=None, description="Relative residual of the calibrated model; absent until something is measured."
+    )
     placeable_gpus: int = Field(description="GPUs of the budget that the nodes can really hold.")
     planned_at: str
     """When the plan was made."""
@@ -131,7 +135,9 @@ class ObservedStatus(ApiModel):
     response_tokens_mean: float | None = None
     """Mean response length in tokens, corrected for samples that still run."""
     gpus_held: int = Field(default=0, description="GPUs of pods that are bound or ungated and not yet gone.")
-    layout_generation: int | None = Field(default=None, description="Smallest layout generation that the trainer pods acknowledged.")
+    layout_generation: int | None = Field(
+        default=None, description="Smallest layout generation that the trainer pods acknowledged."
+    )
 
 
 class CalibrationStatus(ApiModel):
@@ -265,7 +271,9 @@ class RLJobStatus(ApiModel):
     trainers: str | None = Field(default=None, description="Ready and wished trainer pods, such as 2/2.")
     plan: PlanStatus | None = None
     """The plan that the split in force came from, or that the operator recommends."""
-    split: Split | None = Field(default=None, description="The split in force: what the children are made from outside of a move.")
+    split: Split | None = Field(
+        default=None, description="The split in force: what the children are made from outside of a move."
+    )
     layout_generation: int = Field(default=0, description="Generation of the layout published last.")
     stopping_since: str | None = Field(
         default=None, description="When the job began to give up its GPUs, because it is suspended or complete."

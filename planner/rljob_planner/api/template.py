@@ -43,7 +43,8 @@ class Container(OpenModel):
 
     name: str = Field(min_length=1, max_length=63, description="Name of the container.")
     resources: Resources | None = Field(
-        default=None, description="Resources of the container, without GPUs: the operator sets those of the first container."
+        default=None,
+        description="Resources of the container, without GPUs: the operator sets those of the first container.",
     )
 
 

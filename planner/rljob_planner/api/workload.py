@@ -71,7 +71,9 @@ class ResponseTokens(ApiModel):
                 "\\", "\\\\"
             ),
             message="write the keys of responseTokens.quantiles as shares between 0 and 1 in quotes, such as '0.5' and '0.95'",
-            holds=lambda r: r.quantiles is None or all(re.fullmatch(_QUANTILE, q) and float(q) > 0 for q in r.quantiles),
+            holds=lambda r: (
+                r.quantiles is None or all(re.fullmatch(_QUANTILE, q) and float(q) > 0 for q in r.quantiles)
+            ),
             field="quantiles",
         ),
         Rule(
@@ -97,8 +99,7 @@ class ResponseTokens(ApiModel):
             ),
             message="let the upper edges of responseTokens.histogram rise from above 0, as in [[512, 40], [1024, 90]]",
             holds=lambda r: (
-                r.histogram is None
-                or (r.histogram[0][0] > 0 and all(a[0] < b[0] for a, b in pairwise(r.histogram)))
+                r.histogram is None or (r.histogram[0][0] > 0 and all(a[0] < b[0] for a, b in pairwise(r.histogram)))
             ),
             field="histogram",
         ),
@@ -190,9 +191,7 @@ class Staleness(ApiModel):
 class Queue(ApiModel):
     """The queue of complete groups between samplers and trainer; without a capacity if absent."""
 
-    capacity: Int = Field(
-        ge=1, le=100_000_000, description="Capacity in groups, at least workload.promptsPerStep."
-    )
+    capacity: Int = Field(ge=1, le=100_000_000, description="Capacity in groups, at least workload.promptsPerStep.")
     overflow: Overflow = Field(
         default=Overflow.DROP_OLDEST,
         description="At capacity, drop-oldest pushes the oldest group out; block lets no group start.",
