@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from rljob_planner._plan_json import PlanJson
 from rljob_planner._simulation_json import SimulationJson
 from rljob_planner.scenario import Scenario
 
@@ -19,6 +20,7 @@ DIRECTORY = Path(__file__).resolve().parent.parent / "docs" / "schemas"
 SCHEMAS: dict[str, tuple[type[BaseModel], str]] = {
     "scenario": (Scenario, "validation"),
     "simulation-result": (SimulationJson, "serialization"),
+    "plan": (PlanJson, "serialization"),
 }
 """File name without its ending → the model, and whether the schema is of what it reads or of what it writes."""
 

@@ -6,19 +6,22 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 
-class _Part(BaseModel):
+class Part(BaseModel):
+    """Base of what is printed as JSON: camelCase, nothing beyond its fields."""
+
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True)
 
 
-class PeriodJson(_Part):
+class PeriodJson(Part):
     """Seconds between two published versions, over the steps after the warm-up."""
 
     mean: float
     p10: float
+    p50: float
     p90: float
 
 
-class StalenessJson(_Part):
+class StalenessJson(Part):
     """Staleness in policy versions of the samples that were trained."""
 
     mean: float
@@ -26,14 +29,14 @@ class StalenessJson(_Part):
     max: int
 
 
-class QueueJson(_Part):
+class QueueJson(Part):
     """Complete groups that wait for the trainer."""
 
     mean: float = Field(description="Over time.")
     max: int
 
 
-class SimulationJson(_Part):
+class SimulationJson(Part):
     """What a simulation showed after its warm-up."""
 
     period: PeriodJson

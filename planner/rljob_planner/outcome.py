@@ -6,11 +6,13 @@ confidence.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rljob_planner.split import Split
+
+if TYPE_CHECKING:
+    from rljob_planner._plan_json import CandidateJson, SplitJson
 
 
 @dataclass(frozen=True)
@@ -86,16 +88,6 @@ class Candidate:
     """Why it was rejected, or what it loses against the best; empty for the best."""
     simulated: bool = False
 
-    def to_json(self) -> dict[str, Any]:
-        """As in ``rljob plan -o json``."""
-        return {
-            "split": split_json(self.split),
-            "period": self.period_s,
-            "staleness": self.staleness_mean,
-            "feasible": self.feasible,
-            "reason": self.reason,
-        }
-
 
 @dataclass(frozen=True)
 class SweepPoint:
@@ -130,20 +122,17 @@ class Plan:
     split: Split
     """The best asynchronous split."""
     mode: str
-    """``async``, or ``sync`` if time-sharing all GPUs is faster."""
+    """``async``, or ``sync`` if time-sharing all GPUs is better."""
     period: Period
     staleness: Staleness
     run_time: RunTime
     """Of the best asynchronous split, seconds."""
     cost: float | None
     """US dollars for the remaining steps, None if a GPU has no known price."""
-    synchronous_period: float | None
-    """Mean period in seconds if all GPUs first sample and then train; None if that is not possible."""
-    synchronous_split: Split | None
+    synchronous: Evaluation | None
+    """All GPUs first sample and then train; None if that is not possible or was not asked for."""
     synchronous_run_time: RunTime | None
     synchronous_cost: float | None
-    speedup: float | None
-    """Synchronous over asynchronous period: below 1 staying synchronous is faster."""
     bottleneck: str
     """``samplers``, ``trainers`` or ``balanced``."""
     confidence: float | None
@@ -161,55 +150,68 @@ class Plan:
     notes: tuple[str, ...] = ()
     """What the reader should know besides, in sentences."""
 
+    @property
+    def synchronous_period(self) -> float | None:
+        """Mean period in seconds if all GPUs first sample and then train; None if that is not possible or was not asked for."""
+        return None if self.synchronous is None else self.synchronous.period.mean
+
+    @property
+    def speedup(self) -> float | None:
+        """Synchronous over asynchronous period: below 1 staying synchronous is faster."""
+        return None if self.synchronous is None else self.synchronous.period.mean / self.period.mean
+
     def to_json(self) -> dict[str, Any]:
-        """The object of ``rljob plan -o json``; times in seconds."""
-        sync = self.mode == "sync" and self.synchronous_split is not None and self.synchronous_period is not None
-        period: dict[str, Any] = _fields(self.period, ("mean", "p10", "p50", "p90"))
-        staleness = _fields(self.staleness, ("mean", "p95", "max"))
-        run_time, cost, split = self.run_time, self.cost, self.split
-        if sync and self.synchronous_split is not None and self.synchronous_run_time is not None:
-            split, run_time, cost = self.synchronous_split, self.synchronous_run_time, self.synchronous_cost
-            period = {"mean": self.synchronous_period, "p10": None, "p50": None, "p90": None}
-            staleness = {"mean": 0.0, "p95": 0.0, "max": 0.0}
-        return {
-            "split": split_json(split),
-            "period": period,
-            "staleness": staleness,
-            "runTime": _fields(run_time, ("p10", "p50", "p90")),
-            "cost": cost,
-            "synchronousPeriod": self.synchronous_period,
-            "speedup": self.speedup,
-            "bottleneck": self.bottleneck,
-            "confidence": self.confidence,
-            "candidates": [candidate.to_json() for candidate in self.candidates],
-            "neighbours": [candidate.to_json() for candidate in self.neighbours],
-            "lengthSweep": [
-                {"factor": point.factor, "split": split_json(point.split), "period": point.period_s}
+        """The object of ``rljob plan -o json``; times in seconds. In mode ``sync`` its split is the synchronous one."""
+        from rljob_planner import _plan_json as as_json
+        from rljob_planner._simulation_json import PeriodJson
+
+        chosen, run_time, cost = self.evaluation, self.run_time, self.cost
+        if self.mode == "sync" and self.synchronous is not None and self.synchronous_run_time is not None:
+            chosen, run_time, cost = self.synchronous, self.synchronous_run_time, self.synchronous_cost
+        elasticity = self.elasticity
+        return as_json.PlanJson(
+            split=_split_json(chosen.split),
+            period=PeriodJson(**vars(chosen.period)),
+            staleness=as_json.PlanStalenessJson(**vars(chosen.staleness)),
+            run_time=as_json.RunTimeJson(**vars(run_time)),
+            cost=cost,
+            synchronous_period=self.synchronous_period,
+            speedup=self.speedup,
+            bottleneck=chosen.bottleneck,
+            confidence=self.confidence,
+            candidates=tuple(_candidate_json(candidate) for candidate in self.candidates),
+            neighbours=tuple(_candidate_json(candidate) for candidate in self.neighbours),
+            length_sweep=tuple(
+                as_json.SweepJson(factor=point.factor, split=_split_json(point.split), period=point.period_s)
                 for point in self.length_sweep
-            ],
-            "elasticity": None
-            if self.elasticity is None
-            else _fields(self.elasticity, ("decode", "train", "sync", "tail")),
-        }
+            ),
+            elasticity=None if elasticity is None else as_json.ElasticityJson(**vars(elasticity)),
+        ).model_dump(by_alias=True, mode="json")
 
 
-def split_json(split: Split) -> dict[str, Any]:
-    """A split as in ``rljob plan -o json``."""
+def _candidate_json(candidate: Candidate) -> CandidateJson:
+    from rljob_planner._plan_json import CandidateJson
+
+    return CandidateJson(
+        split=_split_json(candidate.split),
+        period=candidate.period_s,
+        staleness=candidate.staleness_mean,
+        feasible=candidate.feasible,
+        reason=candidate.reason,
+    )
+
+
+def _split_json(split: Split) -> SplitJson:
+    from rljob_planner._plan_json import SamplersJson, SplitJson, TrainersJson
+
     s, t = split.samplers, split.trainers
-    return {
-        "mode": split.mode,
-        "samplers": {"replicas": s.replicas, "gpusPerReplica": s.gpus_per_replica, "tensorParallel": s.tensor_parallel},
-        "trainers": {
-            "replicas": t.replicas,
-            "gpusPerReplica": t.gpus_per_replica,
-            "dp": t.dp,
-            "tp": t.tp,
-            "pp": t.pp,
-            "ep": t.ep,
-        },
-        "inFlight": split.in_flight,
-    }
-
-
-def _fields(value: object, names: Sequence[str]) -> dict[str, Any]:
-    return {name: getattr(value, name) for name in names}
+    return SplitJson(
+        mode=split.mode,
+        samplers=SamplersJson(
+            replicas=s.replicas, gpus_per_replica=s.gpus_per_replica, tensor_parallel=s.tensor_parallel
+        ),
+        trainers=TrainersJson(
+            replicas=t.replicas, gpus_per_replica=t.gpus_per_replica, dp=t.dp, tp=t.tp, pp=t.pp, ep=t.ep
+        ),
+        in_flight=split.in_flight,
+    )

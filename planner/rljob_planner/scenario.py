@@ -13,10 +13,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic.alias_generators import to_camel
 
+from rljob_planner.documents import InvalidDocumentError, parse_documents
 from rljob_planner.lengths import MAX_TOKENS, LengthDistribution
 
 if TYPE_CHECKING:
@@ -252,13 +252,12 @@ def load_scenario(path: str | Path) -> Scenario:
 def parse_scenario(text: str, source: str = "scenario") -> Scenario:
     """The scenario in a YAML (or JSON) text; ``source`` names it in messages."""
     try:
-        document = yaml.load(text, Loader=_Loader)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        where = f"{source}:{mark.line + 1}:{mark.column + 1}" if mark else source
-        raise ScenarioError(f"{where}: not valid YAML: {error.problem or error.context}") from None
-    except yaml.YAMLError as error:
-        raise ScenarioError(f"{source}: not valid YAML: {error}") from None
+        documents = parse_documents(text, source)
+    except InvalidDocumentError as error:
+        raise ScenarioError(str(error)) from None
+    document = documents[0] if documents else None
+    if len(documents) > 1:
+        raise ScenarioError(f"{source}: a scenario file holds one scenario, this one has {len(documents)} documents")
     if not isinstance(document, dict):
         raise ScenarioError(f"{source}: a scenario is a mapping of keys such as samplers, trainer and workload")
     try:
@@ -307,32 +306,6 @@ def compile(scenario: Scenario) -> SimulationInput:  # noqa: A001
         warmup=scenario.warmup_steps,
         seed=scenario.seed,
     )
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML that reads ``1e-5`` as a number, as JSON and everybody who writes one do, and refuses a key given twice."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if isinstance(key, str) and key in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key} stands here twice", key_node.start_mark
-                )
-            if isinstance(key, str):
-                seen.add(key)
-        return super().construct_mapping(node, deep)
-
-
-def _accept_exponents() -> None:
-    import re
-
-    number = re.compile(r"^[-+]?(?:[0-9][0-9_]*)(?:\.[0-9_]*)?[eE][-+]?[0-9]+$|^[-+]?\.[0-9]+[eE][-+]?[0-9]+$")
-    _Loader.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+.0123456789"))
-
-
-_accept_exponents()
 
 
 def _explain(error: dict[str, Any]) -> Iterator[str]:

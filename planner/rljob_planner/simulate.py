@@ -182,7 +182,7 @@ class SimulationResult:
         from rljob_planner._simulation_json import PeriodJson, QueueJson, SimulationJson, StalenessJson
 
         return SimulationJson(
-            period=PeriodJson(mean=self.period.mean, p10=self.period.p10, p90=self.period.p90),
+            period=PeriodJson(mean=self.period.mean, p10=self.period.p10, p50=self.period.p50, p90=self.period.p90),
             staleness=StalenessJson(mean=self.staleness.mean, p95=self.staleness.p95, max=self.staleness.max),
             rho=self.rho,
             sampler_utilization=self.sampler_utilization,
@@ -238,6 +238,17 @@ def simulate(inp: SimulationInput) -> SimulationResult:
         elapsed_s=elapsed,
         periods_s=periods,
     )
+
+
+def is_compiled() -> bool:
+    """Whether the event loop's machine code is there or in numba's cache, so that the first simulation starts at once."""
+    if getattr(run, "signatures", ()):
+        return True
+    index: Any = getattr(getattr(run, "_cache", None), "_cache_file", None)
+    try:
+        return bool(index._load_index())
+    except (AttributeError, OSError):
+        return False
 
 
 def warm_up() -> None:

@@ -1,0 +1,273 @@
+"""Plans and simulations for people: values in, things that rich can draw out; nothing here prints or computes a plan.
+
+A recommendation that cannot be argued with is not followed. So a report says what it recommends, why, what the next best choice
+would cost and how sure the planner is, before it lists numbers; whoever wants all of them asks for JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from rljob_planner.api.spec import RLJobSpec
+    from rljob_planner.outcome import Candidate, Elasticity, Evaluation, Plan
+    from rljob_planner.scenario import Scenario
+    from rljob_planner.simulate import SimulationResult
+    from rljob_planner.split import Split
+
+MOST_CANDIDATES = 5
+"""Feasible candidates that a report lists besides the best, and rejected ones."""
+
+_NUDGE = 0.10
+_NEGLIGIBLE = 0.005
+
+
+def plan_report(plan: Plan, spec: RLJobSpec, title: str) -> RenderableType:
+    """A plan for people; ``title`` says of which job on which GPUs."""
+    parts: list[RenderableType] = [Text(title, style="bold"), Text()]
+    if plan.mode == "sync" and plan.synchronous is not None:
+        parts += [_synchronous_first(plan, plan.synchronous), Text()]
+    parts.append(_facts(_plan_facts(plan, spec)))
+    if plan.length_sweep:
+        parts += [Text(), _heading("Best split at other response lengths"), _sweep(plan)]
+    if plan.elasticity is not None:
+        helps = list(_what_helps(plan.elasticity))
+        parts += [Text(), _heading("What would help most"), *([_indented(line) for line in helps])]
+    parts += [Text(), _heading("Candidates"), _candidates(plan)]
+    if plan.notes:
+        parts += [Text(), _heading("Notes"), *(_indented(note) for note in plan.notes)]
+    return Group(*parts)
+
+
+def simulation_report(result: SimulationResult, scenario: Scenario, title: str) -> RenderableType:
+    """What a simulation showed, for people."""
+    work = scenario.workload
+    limit = (
+        "" if scenario.staleness.max is None else f"; limit {scenario.staleness.max}, bound {scenario.staleness.bound}"
+    )
+    period, staleness = result.period, result.staleness
+    facts = [
+        ("Period", f"{seconds(period.mean)}  (p10 {seconds(period.p10)}, p50 {seconds(period.p50)}, p90 {seconds(period.p90)})"),
+        ("Staleness", f"mean {staleness.mean:.2f}, p95 {staleness.p95:g}, max {staleness.max} versions{limit}"),
+        ("Bottleneck", _balance(result.rho, scenario.mode == "async")),
+        ("Samplers", f"busy {result.sampler_utilization:.0%} of the time, {result.mean_running:.1f} samples running, {result.mean_in_flight:.1f} in flight"),
+        ("KV cache", f"{result.kv_utilization:.0%} full, {result.preemptions} preemptions"),
+        ("Trainer", f"trains {result.trainer_utilization:.0%} of the time"),
+        ("Queue", f"mean {result.queue_groups.mean:.1f}, at most {result.queue_groups.max} complete groups; a step takes {work.prompts_per_step}"),
+        ("Tokens", f"{result.tokens_per_second:,.0f} trained response tokens a second, {result.trained_mean_length:.1f} a sample"),
+        ("Waste", f"{result.wasted_tokens:,} response tokens in {result.dropped_groups:,} dropped groups" if result.dropped_groups else "none"),
+    ]  # fmt: skip
+    covered = f"{scenario.steps - scenario.warmup_steps} steps after a warm-up of {scenario.warmup_steps}, {seconds(result.elapsed_s)} of the job's time"
+    return Group(Text(title, style="bold"), Text(covered, style="dim"), Text(), _facts(facts))
+
+
+def seconds(value: float) -> str:
+    """A time with three digits and a unit that people would choose."""
+    for unit, size, most in (("ms", 0.001, 1.0), ("s", 1.0, 600.0), ("min", 60.0, 5400.0), ("h", 3600.0, 172_800.0)):
+        if value < most:
+            return f"{_digits(value / size)} {unit}"
+    return f"{_digits(value / 86_400.0)} days"
+
+
+def _digits(value: float) -> str:
+    """Three significant digits, trailing zeros kept."""
+    places = 0 if value >= 99.95 else 1 if value >= 9.995 else 2
+    return f"{value:,.{places}f}"
+
+
+def _percent(fraction: float) -> str:
+    return f"{fraction:+.1%}".replace("-", "−").replace("%", " %")
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _heading(text: str) -> Text:
+    return Text(text, style="bold")
+
+
+def _indented(text: str) -> RenderableType:
+    grid = Table.grid(padding=(0, 1, 0, 0))
+    grid.add_row(Text(" "), Text(text))
+    return grid
+
+
+def _facts(rows: Iterable[tuple[str, str]]) -> Table:
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(no_wrap=True)
+    grid.add_column(ratio=1)
+    for name, value in rows:
+        grid.add_row(Text(name, style="cyan"), Text(value))
+    return grid
+
+
+def _synchronous_first(plan: Plan, synchronous: Evaluation) -> Text:
+    split = synchronous.split
+    return Text.assemble(
+        ("Stay synchronous", "bold yellow"),
+        f": if all {split.trainers.gpus} GPUs first sample ({split.samplers.replicas}×{split.samplers.gpus_per_replica} samplers) and "
+        f"then train ({split.trainers.replicas}×{split.trainers.gpus_per_replica} trainers), a step takes "
+        f"{seconds(synchronous.period.mean)}; with the best asynchronous split it takes {seconds(plan.period.mean)}. "
+        "The operator runs samplers and trainers side by side: it would deploy the best asynchronous split, which follows.",
+    )
+
+
+def _plan_facts(plan: Plan, spec: RLJobSpec) -> Iterable[tuple[str, str]]:
+    split, period, found = plan.split, plan.period, plan.evaluation
+    yield "Split", f"{split.label()}, at most {split.in_flight} samples in flight"
+    yield "", _widths(split)
+    unused = spec.gpus - split.gpus
+    if unused:
+        placed = f"; these sizes can fill {plan.placeable_gpus}" if plan.placeable_gpus < spec.gpus else ""
+        yield "", f"{_count(unused, 'GPU')} of the budget of {spec.gpus} stay unused{placed}"
+    yield "Why", _why(plan)
+    for neighbour in plan.neighbours:
+        yield "", _neighbour(plan, neighbour)
+    yield (
+        "Period",
+        f"{seconds(period.mean)}  (p10 {seconds(period.p10)}, p50 {seconds(period.p50)}, p90 {seconds(period.p90)})",
+    )
+    yield "Staleness", _staleness(plan, spec)
+    if found.wasted_fraction >= _NEGLIGIBLE:
+        yield "Waste", f"{found.wasted_fraction:.0%} of the generated response tokens belong to groups that are dropped"
+    yield (
+        "Samplers",
+        f"busy {found.sampler_utilization:.0%} of the time, {found.mean_running / split.samplers.replicas:.0f} samples running on each, "
+        f"KV cache {found.kv_utilization:.0%} full",
+    )
+    run = plan.run_time
+    yield "Run time", f"{seconds(run.p50)}  (p10 {seconds(run.p10)}, p90 {seconds(run.p90)})"
+    yield "Cost", _cost(plan)
+    if plan.synchronous is not None and plan.mode != "sync":
+        ratio = plan.synchronous.period.mean / period.mean
+        yield (
+            "Synchronous",
+            f"{seconds(plan.synchronous.period.mean)} a step if all GPUs first sample and then train: {ratio:.2g} times as long",
+        )
+    yield "Confidence", _confidence(plan.confidence)
+
+
+def _widths(split: Split) -> str:
+    s, t = split.samplers, split.trainers
+    pipeline = f", pipeline parallel {t.pp}" if t.pp > 1 else ""
+    experts = f", expert parallel {t.ep}" if t.ep > 1 else ""
+    return (
+        f"samplers: tensor parallel {s.tensor_parallel}, up to {s.max_running} running samples each; "
+        f"trainer: data parallel {t.dp}, tensor parallel {t.tp}{pipeline}{experts}"
+    )
+
+
+def _why(plan: Plan) -> str:
+    busy = plan.evaluation.trainer_utilization
+    if plan.bottleneck == "samplers":
+        return f"samplers are the bottleneck: the trainer waits for samples and trains {busy:.0%} of the time (ρ {plan.rho:.2f})"
+    if plan.bottleneck == "trainers":
+        return f"the trainer is the bottleneck: it trains {busy:.0%} of the time and samplers run ahead of it (ρ {plan.rho:.2f})"
+    return f"both sides are about equally fast: the trainer trains {busy:.0%} of the time (ρ {plan.rho:.2f})"
+
+
+def _neighbour(plan: Plan, neighbour: Candidate) -> str:
+    more = neighbour.split.trainers.replicas - plan.split.trainers.replicas
+    name = f"{_count(abs(more), 'trainer')} {'more' if more > 0 else 'fewer'} ({neighbour.split.label()})"
+    if not neighbour.feasible or neighbour.period_s is None:
+        return f"{name}: {neighbour.reason}"
+    return f"{name}: {seconds(neighbour.period_s)} a step, {neighbour.reason}"
+
+
+def _staleness(plan: Plan, spec: RLJobSpec) -> str:
+    s, bound = plan.staleness, spec.staleness.bound.value
+    promise = {
+        "drop": "no trained sample is over it",
+        "admission": "the mean keeps to it, single slow samples exceed it",
+        "hold": "no unfinished sample is over it when a version is published",
+        "none": "nothing enforces it, this split keeps the mean to it",
+    }[bound]
+    return (
+        f"mean {s.mean:.2f}, p95 {s.p95:.3g}, max {s.max:.3g} versions; "
+        f"limit {spec.staleness.max} under bound {bound} ({promise})"
+    )
+
+
+def _cost(plan: Plan) -> str:
+    if plan.cost is None:
+        return "unknown: there is no price for these GPUs"
+    hours = plan.run_time.p50 / 3600.0
+    return f"${plan.cost:,.0f} for the run (${plan.cost / hours:,.2f} an hour at typical on-demand prices)"
+
+
+def _confidence(residual: float | None) -> str:
+    if residual is None:
+        return (
+            "nothing is measured yet, so times rest on data sheets and public benchmarks and may be off by 10 to 20 %; "
+            "the comparison of splits is surer than the times, and the run's own metrics correct both"
+        )
+    words = "high" if residual < 0.05 else "fair" if residual < 0.15 else "low"
+    return f"{words}: the calibrated model is off by {residual:.0%} against the latest readings"
+
+
+def _balance(rho: float, asynchronous: bool) -> str:
+    if not asynchronous:
+        return f"{'sampling' if rho < 1 else 'training'} takes longer (training over sampling time {rho:.2f})"
+    if abs(rho - 1.0) <= 0.05:
+        return f"both sides are about equally fast (ρ {rho:.2f})"
+    return (
+        f"samplers: the trainer outruns them (ρ {rho:.2f})" if rho < 1 else f"trainer: samplers outrun it (ρ {rho:.2f})"
+    )
+
+
+def _sweep(plan: Plan) -> Table:
+    grid = Table.grid(padding=(0, 3, 0, 0))
+    grid.add_column(justify="right")
+    for point in plan.length_sweep:
+        here = point.factor == 1.0
+        grid.add_row(
+            Text(f"  ×{point.factor:g}"),
+            Text(point.split.label(), style="bold" if here else ""),
+            Text(f"{seconds(point.period_s)} a step"),
+            Text("this job" if here else "the same split" if point.split.same_shape(plan.split) else ""),
+        )
+    return grid
+
+
+def _what_helps(e: Elasticity) -> Iterable[str]:
+    """Effects on the period of plain changes, the largest saving first."""
+    faster, shorter = 1.0 + _NUDGE, 1.0 - _NUDGE
+    changes = [
+        (f"{_NUDGE:.0%} faster decoding", e.decode, faster),
+        (f"{_NUDGE:.0%} faster training", e.train, faster),
+        ("weights that reach the samplers in half the time", e.sync, 0.5),
+        (f"a {_NUDGE:.0%} lighter tail of response lengths at the same mean", e.tail, shorter),
+    ]
+    effects = sorted((x**slope - 1.0, what) for what, slope, x in changes if slope is not None)
+    for effect, what in effects:
+        what = what.replace("%", " %")
+        yield f"{what}: period {_percent(effect)}" if effect < -_NEGLIGIBLE else f"{what}: next to nothing"
+
+
+def _candidates(plan: Plan) -> RenderableType:
+    feasible = [c for c in plan.candidates if c.feasible and c.reason]
+    rejected = [c for c in plan.candidates if not c.feasible]
+    shown = [*feasible[:MOST_CANDIDATES], *rejected[:MOST_CANDIDATES]]
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(no_wrap=True)
+    grid.add_column(no_wrap=True, justify="right")
+    grid.add_column(ratio=1)
+    for c in shown:
+        period = "" if c.period_s is None else seconds(c.period_s)
+        style = "" if c.feasible else "dim"
+        grid.add_row(Text(f"  {c.split.label()}", style=style), Text(period, style=style), Text(c.reason, style=style))
+    left = len(feasible) + len(rejected) - len(shown)
+    more = f"  and {left} more in -o json" if left else ""
+    return Group(grid, Text(more, style="dim")) if more else grid if shown else Text("  no other split fits")
+
+
+def describe_rooms(sizes: Sequence[int]) -> str:
+    """Nodes in words, from the GPUs of each: ``8 nodes of 8 GPUs``."""
+    kinds = sorted({size: sizes.count(size) for size in sizes}.items(), reverse=True)
+    return " and ".join(f"{_count(count, 'node')} of {_count(size, 'GPU')}" for size, count in kinds)
