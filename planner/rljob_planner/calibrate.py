@@ -88,7 +88,9 @@ def updated(
             (None, 0.0)
             if sampler_reading is None
             else (sampler_reading.iteration_s, _predicted_iteration_s(job, split, sampler_reading)),
-            (None, 0.0) if trainer_reading is None else (trainer_reading.step_s, _predicted_step_s(job, split, trainer_reading)),
+            (None, 0.0)
+            if trainer_reading is None
+            else (trainer_reading.step_s, _predicted_step_s(job, split, trainer_reading)),
         )
     ):
         if measured_s is None or not (math.isfinite(measured_s) and measured_s > 0 and predicted_s > 0):

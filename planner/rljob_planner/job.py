@@ -27,48 +27,14 @@ if TYPE_CHECKING:
     from rljob_planner.calibrate import Calibration
 
 
-@dataclass(frozen=True, eq=False)
-class RememberedLengths(LengthDistribution):
-    """Lengths whose moments are summed once: the search asks for them for every candidate."""
-
-    _known: dict[float, float] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, lengths: LengthDistribution) -> RememberedLengths:
-        """The same distribution."""
-        if isinstance(lengths, cls):
-            return lengths
-        return cls(lengths.support_tokens, lengths.cumulative, lengths.cap_tokens, lengths.law)
-
-    @cached_property
-    def _mean(self) -> float:
-        return super().mean()
-
-    @cached_property
-    def _second(self) -> float:
-        return super().second_moment()
-
-    def mean(self) -> float:
-        """Mean length in tokens."""
-        return self._mean
-
-    def second_moment(self) -> float:
-        """Mean squared length, tokens²."""
-        return self._second
-
-    def max_mean(self, group_size: float) -> float:
-        """Mean length in tokens of the longest of ``group_size`` responses."""
-        if group_size not in self._known:
-            self._known[group_size] = super().max_mean(group_size)
-        return self._known[group_size]
-
-
 def lengths_of(response: ResponseTokens) -> LengthDistribution:
     """The distribution that a spec describes; raises PlanningError ``InvalidLengths`` if it describes none."""
     where = "spec.workload.responseTokens"
     given = [n for n in ("mean", "quantiles", "histogram") if getattr(response, n) is not None]
     if len(given) != 1:
-        raise PlanningError("InvalidLengths", f"{where}: describe lengths in one way: mean (with cv), quantiles or histogram")
+        raise PlanningError(
+            "InvalidLengths", f"{where}: describe lengths in one way: mean (with cv), quantiles or histogram"
+        )
     try:
         if response.mean is not None:
             return LengthDistribution.from_mean_cv(response.mean, response.cv, response.max)
@@ -96,7 +62,7 @@ class Job:
     spec: RLJobSpec
     model: ModelShape
     accelerators: Accelerators
-    lengths: RememberedLengths
+    lengths: LengthDistribution
     _engines: dict[int, Engine] = field(default_factory=dict)
     _decode_costs: dict[tuple[int, int, float], DecodeCost] = field(default_factory=dict)
     _rooms: dict[int, int] = field(default_factory=dict)
@@ -110,7 +76,11 @@ class Job:
             accelerators = accelerators_of(spec, accelerators)
         if lengths is None:
             lengths = lengths_of(spec.workload.response_tokens)
-        return cls(spec, model_of(spec), accelerators, RememberedLengths.of(lengths))
+        return cls(spec, model_of(spec), accelerators, lengths)
+
+    def with_lengths(self, lengths: LengthDistribution) -> Job:
+        """The same job with other response lengths."""
+        return Job.of(self.spec, self.accelerators, lengths)
 
     @property
     def prompt_tokens(self) -> int:
@@ -209,7 +179,7 @@ class Job:
         return SimulationInput(
             mode=split.mode,
             replicas=split.samplers.replicas,
-            max_running=split.samplers.max_running,
+            max_running=_simulated_slots(split),
             kv_tokens=self.kv_tokens(tensor_parallel),
             decode=self.decode_cost(
                 tensor_parallel, split.samplers.max_running, calibration.sampler_factor * decode_speed
@@ -237,3 +207,14 @@ class Job:
             return None
         shared = split.mode == "sync"
         return (0.0 if shared else split.samplers.gpus * sampler) + split.trainers.gpus * trainer
+
+
+def _simulated_slots(split: Split) -> int:
+    """Slots of a replica as far as they can be used: samples go where fewest run, so a cap is shared out almost evenly.
+
+    Twice the even share leaves room for replicas that full KV caches of others fill up; the simulator then needs memory for
+    what is in flight, not for every slot of a large fleet.
+    """
+    if split.mode != "async":
+        return split.samplers.max_running
+    return min(split.samplers.max_running, 2 * -(-split.in_flight // split.samplers.replicas) + 8)

@@ -51,7 +51,6 @@ class Space:
     """What fell out, and why."""
     _frontiers: dict[int, list[int]] = field(default_factory=dict)
     _trainers: dict[int, TrainerSplit | None] = field(default_factory=dict)
-    _max_running: dict[int, int] = field(default_factory=dict)
 
     @property
     def trainer_gpus(self) -> int:
@@ -75,7 +74,7 @@ class Space:
 
     def _width_fits(self, width: int) -> bool:
         job, where = self.job, f"samplers of {width} GPU{'s' if width > 1 else ''}"
-        tensor_parallel = self.keep.samplers.tensor_parallel if self.keep else width
+        tensor_parallel = self.tensor_parallel(width)
         if not job.model.tensor_parallel_fits(tensor_parallel):
             self.rejected[where] = (
                 f"{job.model.heads} attention heads cannot be divided by {tensor_parallel}: "
@@ -96,9 +95,15 @@ class Space:
                 f"{tensor_parallel} × {gpu} holds {room}: raise sampler.gpusPerReplica, lower the max, or use model.kvCache: fp8"
             )
             return False
-        slots = self.keep.samplers.max_running if self.keep else job.engine_max_running()
-        self._max_running[width] = slots
         return True
+
+    def tensor_parallel(self, width: int) -> int:
+        """Width of the engine in a pod of so many GPUs."""
+        return self.keep.samplers.tensor_parallel if self.keep else width
+
+    def max_running(self) -> int:
+        """Most running samples of a replica: what is kept or stated, or the engine's own default."""
+        return self.keep.samplers.max_running if self.keep else self.job.engine_max_running()
 
     def frontier(self, width: int) -> list[int]:
         """Most samplers of this width beside 0, 1, 2, … trainers on the nodes."""
@@ -172,13 +177,12 @@ class Space:
         count = most if samplers is None else min(samplers, most)
         if divided is None or count < max(1, self.job.spec.sampler.min_replicas):
             return None
-        tensor_parallel = self.keep.samplers.tensor_parallel if self.keep else width
         return Layout(
             SamplerSplit(
                 replicas=count,
                 gpus_per_replica=width,
-                tensor_parallel=tensor_parallel,
-                max_running=self._max_running[width],
+                tensor_parallel=self.tensor_parallel(width),
+                max_running=self.max_running(),
             ),
             divided,
         )
@@ -194,7 +198,8 @@ class Space:
                 most = self.samplers_beside(width, trainers)
                 least = self.job.spec.sampler.min_replicas
                 counts = thinned(list(range(least, most + 1)), 10) if fewer_samplers else [most]
-                found += [l for count in counts if (l := self.layout(width, trainers, count)) is not None]
+                made = [self.layout(width, trainers, count) for count in counts]
+                found += [layout for layout in made if layout is not None]
         if not found:
             raise PlanningError("DoesNotFit", self._nothing())
         return found

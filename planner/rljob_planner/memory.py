@@ -73,7 +73,14 @@ class TrainerMemory:
 
 
 def trainer_memory(
-    model: ModelShape, gpu: Gpu, *, gpus: int, tensor_parallel: int, pipeline_parallel: int, longest_tokens: int, recompute: str
+    model: ModelShape,
+    gpu: Gpu,
+    *,
+    gpus: int,
+    tensor_parallel: int,
+    pipeline_parallel: int,
+    longest_tokens: int,
+    recompute: str,
 ) -> TrainerMemory:
     """Memory of a trainer's GPU.
 
@@ -89,7 +96,9 @@ def trainer_memory(
     logits = 6.0 * model.vocab * min(longest_tokens, t.logits_chunk_tokens)
     activations = (kept + working + logits) / tensor_parallel
     widest_layer = (model.parameters - 2.0 * model.embedding_parameters) / model.layers
-    gathered = 2.0 * 2.0 * max(widest_layer, model.embedding_parameters) / tensor_parallel if gpus > tensor_parallel else 0.0
+    gathered = (
+        2.0 * 2.0 * max(widest_layer, model.embedding_parameters) / tensor_parallel if gpus > tensor_parallel else 0.0
+    )
     return TrainerMemory(
         state_bytes=t.state_bytes_per_parameter * model.parameters / gpus,
         activation_bytes=activations + gathered,

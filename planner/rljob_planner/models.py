@@ -72,7 +72,9 @@ class ModelShape:
             return float(self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads))
         m = self.mla
         query_width = self.heads * (m.qk_nope_head_dim + m.qk_rope_head_dim)
-        query = self.hidden * m.q_lora_rank + m.q_lora_rank * query_width if m.q_lora_rank else self.hidden * query_width
+        query = (
+            self.hidden * m.q_lora_rank + m.q_lora_rank * query_width if m.q_lora_rank else self.hidden * query_width
+        )
         keys = self.hidden * (m.kv_lora_rank + m.qk_rope_head_dim)
         expand = m.kv_lora_rank * self.heads * (m.qk_nope_head_dim + m.v_head_dim)
         return float(query + keys + expand + self.heads * m.v_head_dim * self.hidden)
@@ -140,7 +142,9 @@ class ModelShape:
     def forward_attention_flops(self, tokens: float, squares: float) -> float:
         """FLOPs of causal attention over sequences with ``tokens`` in sum and ``squares`` as the sum of squared lengths."""
         full = self.full_layers * self.sequence_attention_flops * squares
-        window = self.sliding_layers * 2.0 * self.sequence_attention_flops * min(squares / 2.0, tokens * self.sliding_window)
+        window = (
+            self.sliding_layers * 2.0 * self.sequence_attention_flops * min(squares / 2.0, tokens * self.sliding_window)
+        )
         return full + window
 
     def tensor_parallel_fits(self, tensor_parallel: int) -> bool:
@@ -250,8 +254,15 @@ class _Config:
                 f"spec.model.config lacks {names[0]}: copy the fields of the model's config.json, "
                 "at least hidden_size, num_hidden_layers, num_attention_heads, intermediate_size and vocab_size",
             )
-        if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value) or not least <= value <= 1e9:
-            raise PlanningError("UnknownModel", f"spec.model.config.{names[0]} must be a whole number from {least}, not {value!r}")
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or value != int(value)
+            or not least <= value <= 1e9
+        ):
+            raise PlanningError(
+                "UnknownModel", f"spec.model.config.{names[0]} must be a whole number from {least}, not {value!r}"
+            )
         return int(value)
 
 
@@ -274,9 +285,14 @@ def from_config(fields: Mapping[str, Any]) -> ModelShape:
     if experts and not shared:
         shared = c.number("n_shared_experts", default=0, least=0) * moe_intermediate
     if heads % kv_heads:
-        raise PlanningError("UnknownModel", f"spec.model.config: num_attention_heads {heads} is no multiple of num_key_value_heads {kv_heads}")
+        raise PlanningError(
+            "UnknownModel",
+            f"spec.model.config: num_attention_heads {heads} is no multiple of num_key_value_heads {kv_heads}",
+        )
     if active > experts:
-        raise PlanningError("UnknownModel", f"spec.model.config: num_experts_per_tok {active} is more than the {experts} experts")
+        raise PlanningError(
+            "UnknownModel", f"spec.model.config: num_experts_per_tok {active} is more than the {experts} experts"
+        )
     mla = None
     if c.raw("kv_lora_rank") is not None:
         mla = LatentAttention(

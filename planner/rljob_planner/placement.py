@@ -82,7 +82,9 @@ def rooms_of(nodes: str, accelerator: str | None = None) -> tuple[Room, ...]:
     for part in nodes.split(","):
         match = re.fullmatch(r"\s*(\d+)\s*[x×]\s*(\d+)\s*", part)
         if match is None or not (0 < int(match[1]) <= 100_000 and 0 < int(match[2]) <= 1024):
-            raise ValueError(f"{nodes!r} does not describe nodes: write nodes × GPUs of a node, such as 8x8, or 8x8,2x4")
+            raise ValueError(
+                f"{nodes!r} does not describe nodes: write nodes × GPUs of a node, such as 8x8, or 8x8,2x4"
+            )
         rooms += [Room(f"node-{len(rooms) + i}", int(match[2]), accelerator) for i in range(int(match[1]))]
     return tuple(rooms)
 

@@ -10,6 +10,7 @@ staleness depends on the cap (bounds ``none``, ``hold`` and ``drop``), the large
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from rljob_planner.calibrate import Calibration
@@ -22,6 +23,7 @@ _SHARPNESS = 12.0
 """Exponent of the smooth maximum: 6 % above the limit at balance, under 1 % where the sides differ by a fifth."""
 _CAP_SHARES = (1.0, 0.85, 0.7, 0.58, 0.48, 0.4, 0.33, 0.27, 0.2, 0.14, 0.1, 0.06)
 _NEXT_TO_NO_TIME = 1.005
+_CLEARLY_SLOWER = 1.2
 
 
 @dataclass(frozen=True)
@@ -76,26 +78,34 @@ def judged(job: Job, layout: Layout, in_flight: int, calibration: Calibration, s
     return Screened(layout, split, period_s, staleness, over_limit(job, staleness))
 
 
-def screened(job: Job, layout: Layout, calibration: Calibration, steps: int, worth_s: float | None = None) -> Screened:
+def screened(
+    job: Job,
+    layout: Layout,
+    calibration: Calibration,
+    steps: int,
+    hopeless: Callable[[Screened], bool] = lambda found: False,  # noqa: ARG005
+) -> Screened:
     """A layout with its best cap, by formulas.
 
-    ``worth_s``: a period above which nobody will want this layout, so that its cap need not be refined.
+    ``hopeless`` says of a layout with the cap that makes it fastest that nobody will want it, so that its cap need not be refined.
     """
     most = most_in_flight(job, layout)
     best = judged(job, layout, most, calibration, steps)
-    if not best.reason and worth_s is not None and best.period_s > worth_s:
+    if not best.reason and hopeless(best):
         return best
     caps = sorted({max(job.group, round(most * s / job.group) * job.group) for s in _CAP_SHARES}, reverse=True)
-    for cap in caps[1:]:
+    fastest_s = None if best.reason else best.period_s
+    for cap in caps:
         other = judged(job, layout, cap, calibration, steps)
-        if best.reason:
-            best = other if not other.reason or other.staleness_mean < best.staleness_mean else best
+        if other.reason:
+            if fastest_s is None and other.staleness_mean < best.staleness_mean:
+                best = other
             continue
-        if other.reason or other.period_s > best.period_s * _NEXT_TO_NO_TIME:
-            if other.period_s > best.period_s * 1.2:
-                break
-            continue
-        best = other if other.period_s < best.period_s else Screened(
-            other.layout, other.split, max(best.period_s, other.period_s), other.staleness_mean, ""
-        )
+        if fastest_s is None or other.period_s < fastest_s:
+            fastest_s = other.period_s
+            best = other
+        elif other.period_s <= fastest_s * _NEXT_TO_NO_TIME:
+            best = other
+        elif other.period_s > fastest_s * _CLEARLY_SLOWER:
+            break
     return best

@@ -97,7 +97,9 @@ class Engine:
 
     def prefill_s(self, tokens: float) -> float:
         """Seconds that the prefill of a prompt adds, causal attention included."""
-        flops = 2.0 * self.model.active_parameters * tokens + self.model.forward_attention_flops(tokens, tokens * tokens)
+        flops = 2.0 * self.model.active_parameters * tokens + self.model.forward_attention_flops(
+            tokens, tokens * tokens
+        )
         return flops / self._flops_per_s
 
     @property

@@ -48,7 +48,9 @@ class TrainerSetup:
 
 def _recompute_factors(recompute: str) -> tuple[float, float]:
     """FLOPs with recomputation over those without: of matrix products, and of attention."""
-    return {"full": (_FULL_RECOMPUTE, _FULL_RECOMPUTE), "selective": (1.0, _FULL_RECOMPUTE), "none": (1.0, 1.0)}[recompute]
+    return {"full": (_FULL_RECOMPUTE, _FULL_RECOMPUTE), "selective": (1.0, _FULL_RECOMPUTE), "none": (1.0, 1.0)}[
+        recompute
+    ]
 
 
 def padding(samples_per_step: int, data_parallel: int) -> float:
@@ -150,7 +152,9 @@ def _sharding_traffic_s(setup: TrainerSetup, split: TrainerSplit) -> float:
 
 def weight_sync_s(model: ModelShape, weights: str, bytes_per_s: float | None = None) -> float:
     """Seconds until samplers hold a new policy version; ``bytes_per_s`` end to end, by default as measured between nodes."""
-    return model.weight_bytes(bytes_per_element(weights)) / (bytes_per_s or training_constants().weight_sync_bytes_per_s)
+    return model.weight_bytes(bytes_per_element(weights)) / (
+        bytes_per_s or training_constants().weight_sync_bytes_per_s
+    )
 
 
 def _powers_of_two(most: int) -> Sequence[int]:

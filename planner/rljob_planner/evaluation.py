@@ -1,0 +1,151 @@
+"""One split, simulated: how long a period takes, how stale samples get, and which side is to blame.
+
+All splits of a job are simulated with the same random numbers and over the same number of steps, so the difference of two periods is
+far more certain than either. How many steps follows from the batch: a large one averages over many samples by itself.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from rljob_planner.api.spec import Bound
+from rljob_planner.calibrate import Calibration
+from rljob_planner.errors import PlanningError
+from rljob_planner.job import Job
+from rljob_planner.outcome import Evaluation, Period, Staleness
+from rljob_planner.screen import over_limit, runs_away
+from rljob_planner.simulate import SimulationResult, SimulationStalled, simulate
+from rljob_planner.split import Split
+
+MOST_BATCH_SAMPLES = 1 << 18
+"""Largest training batch that is simulated."""
+
+BUSY = 0.95
+"""Share of time from which on the trainer is the bottleneck."""
+WAITING = 0.90
+"""Share of time up to which the trainer waits for samplers."""
+
+_LONG_SAMPLES, _SHORT_SAMPLES = 160_000, 48_000
+_BLOCKS = 8
+
+
+def full_steps(job: Job) -> int:
+    """Steps of a simulation whose period is reported or compared."""
+    return max(24, min(160, _LONG_SAMPLES // job.batch))
+
+
+def quick_steps(job: Job) -> int:
+    """Steps of a simulation that only sorts out what cannot win."""
+    return max(16, min(48, _SHORT_SAMPLES // job.batch))
+
+
+def warmup_steps(job: Job) -> int:
+    """Steps until queue and in-flight samples have filled: what admission lets run ahead, twice over."""
+    return min(60, 6 + 2 * (job.spec.staleness.max + 1))
+
+
+def check_simulable(job: Job) -> None:
+    """Raise PlanningError for a workload that can only hang, or that nobody can simulate."""
+    spec = job.spec
+    if job.batch > MOST_BATCH_SAMPLES:
+        raise PlanningError(
+            "TooLarge",
+            f"workload.promptsPerStep × samplesPerPrompt is {job.batch} samples a step; the planner simulates at most "
+            f"{MOST_BATCH_SAMPLES}: lower one of them",
+        )
+    if spec.queue is not None and spec.queue.capacity < spec.workload.prompts_per_step:
+        raise PlanningError(
+            "InvalidQueue",
+            f"queue.capacity {spec.queue.capacity} groups never holds the {spec.workload.prompts_per_step} groups of a step: "
+            "raise it to workload.promptsPerStep at least",
+        )
+
+
+def simulated(
+    job: Job, split: Split, calibration: Calibration, *, steps: int, seed: int, run_steps: int | None = None
+) -> Evaluation:
+    """A split over so many steps after the warm-up; ``run_steps``: those of the run, over which an endless queue grows.
+
+    Raises PlanningError ``InvalidSplit`` for a split that contradicts the job.
+    """
+    warmup = warmup_steps(job)
+    inp = job.simulation_input(split, calibration, steps=steps + warmup, warmup=warmup, seed=seed)
+    try:
+        result = simulate(inp)
+    except SimulationStalled as error:
+        return _stalled(split, str(error))
+    except ValueError as error:
+        raise PlanningError(
+            "InvalidSplit", f"{split.label()} with {split.in_flight} samples in flight: {error}"
+        ) from error
+    return _evaluation(job, split, result, job.spec.workload.steps if run_steps is None else run_steps)
+
+
+def _evaluation(job: Job, split: Split, result: SimulationResult, run_steps: int) -> Evaluation:
+    limit, drops = job.spec.staleness.max, job.spec.staleness.bound is Bound.DROP
+    drift = runs_away(job, result.rho, run_steps) if split.mode == "async" else 0.0
+    mean = result.staleness.mean + drift
+    reason = over_limit(job, mean)
+    if drops and result.staleness.max > limit:
+        reason = f"a trained sample was {result.staleness.max} versions old, over the limit of {limit}"
+    wasted, trained = float(result.wasted_tokens), result.tokens_per_second * result.elapsed_s
+    return Evaluation(
+        split=split,
+        period=Period(result.period.mean, result.period.p10, result.period.p50, result.period.p90),
+        period_error=_relative_error(result),
+        staleness=Staleness(mean, result.staleness.p95 + drift, result.staleness.max + drift),
+        rho=result.rho,
+        bottleneck=_bottleneck(split.mode, result),
+        sampler_utilization=result.sampler_utilization,
+        trainer_utilization=result.trainer_utilization,
+        mean_running=result.mean_running,
+        mean_in_flight=result.mean_in_flight,
+        queue_groups=result.queue_groups.mean,
+        kv_utilization=result.kv_utilization,
+        wasted_fraction=wasted / max(1.0, wasted + trained),
+        tokens_per_second=result.tokens_per_second,
+        within_staleness=not reason,
+        reason=reason,
+    )
+
+
+def _stalled(split: Split, why: str) -> Evaluation:
+    forever = math.inf
+    return Evaluation(
+        split=split,
+        period=Period(forever, forever, forever, forever),
+        period_error=0.0,
+        staleness=Staleness(forever, forever, forever),
+        rho=math.nan,
+        bottleneck="balanced",
+        sampler_utilization=0.0,
+        trainer_utilization=0.0,
+        mean_running=0.0,
+        mean_in_flight=0.0,
+        queue_groups=0.0,
+        kv_utilization=0.0,
+        wasted_fraction=0.0,
+        tokens_per_second=0.0,
+        within_staleness=False,
+        reason=f"the run never ends: {why}",
+    )
+
+
+def _relative_error(result: SimulationResult) -> float:
+    """Standard error of the mean period over the mean, from means of blocks, since neighbouring periods depend on each other."""
+    periods = result.periods_s
+    if len(periods) < 2 * _BLOCKS or result.period.mean <= 0:
+        return float(np.std(periods)) / math.sqrt(max(1, len(periods))) / max(result.period.mean, 1e-12)
+    blocks = np.array([block.mean() for block in np.array_split(periods, _BLOCKS)])
+    return float(blocks.std(ddof=1)) / math.sqrt(_BLOCKS) / result.period.mean
+
+
+def _bottleneck(mode: str, result: SimulationResult) -> str:
+    """The side that the other waits for, by what was seen: staleness bounds and weight loading throttle samplers too."""
+    if mode == "sync":
+        return "samplers" if result.trainer_utilization < 0.5 else "trainers"
+    if result.trainer_utilization >= BUSY:
+        return "trainers"
+    return "samplers" if result.trainer_utilization <= WAITING else "balanced"
