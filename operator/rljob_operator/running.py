@@ -7,6 +7,7 @@ query. What is decided here only changes the status to be written: the next pass
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 
 import aiohttp
@@ -34,6 +35,8 @@ from rljob_planner.api.status import (
 )
 from rljob_planner.calibrate import Calibration
 from rljob_planner.split import Split
+
+logger = logging.getLogger(__name__)
 
 BACK_OFF_S = 60.0
 """First pause after a roll-back; it doubles with each further one."""
@@ -304,6 +307,7 @@ class Running:
         )
         decision = await asyncio.to_thread(decide, situation)
         self._metrics.decided(*this.key, decision.code, decision.predicted_gain)
+        logger.info("%s/%s: %s: %s", *this.key, decision.code, decision.message)
         this.update(
             calibration=CalibrationStatus(
                 sampler_factor=rounded(calibration.sampler_factor) or 1.0,
