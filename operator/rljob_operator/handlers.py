@@ -30,6 +30,9 @@ MANAGED = {"app.kubernetes.io/managed-by": "rljob-operator"}
 LONGEST_SILENCE_S = 300.0
 """A job without a pass for so long makes the liveness probe fail: a stalled task is worse than a restart."""
 
+BURST_S = 0.2
+"""Shortest time between two passes over a job, unless the first asked for the second at once."""
+
 logger = logging.getLogger("rljob_operator")
 
 
@@ -56,6 +59,7 @@ class Memo:
     jobs: dict[str, JobTask] = field(default_factory=dict)
     cluster: Cluster | None = None
     session: aiohttp.ClientSession | None = None
+    closing: bool = False
 
     def wake(self, uid: str | None) -> None:
         """Wakes one job, or all of them."""
@@ -91,12 +95,38 @@ class Memo:
             if delay_s is None:
                 return
             # A burst of events (a fleet that starts) becomes one pass, not one a pod.
-            await asyncio.sleep(min(0.2, delay_s))
-            try:
-                async with asyncio.timeout(max(0.0, delay_s - 0.2)):
-                    await job.wake.wait()
-            except TimeoutError:
-                continue
+            await asyncio.sleep(min(BURST_S, delay_s))
+            await _woken(job.wake, delay_s - BURST_S)
+
+    def start(self, job: JobTask) -> None:
+        """Starts the task of a job; should it ever end while the job is there, it is started anew."""
+        job.task = asyncio.create_task(self.run(job), name=f"rljob {job.namespace}/{job.name}")
+        job.task.add_done_callback(lambda task: self._ended(job, task))
+
+    def _ended(self, job: JobTask, task: asyncio.Task[None]) -> None:
+        if self.closing or self.jobs.get(job.uid) is not job:
+            return
+        if not task.cancelled() and task.exception() is None:
+            self.jobs.pop(job.uid, None)
+            return
+        logger.error("%s/%s: the job's task was lost and is started anew", job.namespace, job.name)
+        self.metrics.reconcile_failed(job.namespace, job.name)
+        self.start(job)
+
+
+async def _woken(wake: asyncio.Event, timeout_s: float) -> None:
+    """Waits until a job is woken, at most ``timeout_s``.
+
+    Not ``asyncio.timeout``: before Python 3.13 a timeout that fires in the same turn of the loop as the event cancels the task
+    at its next await, without a word.
+    """
+    if timeout_s <= 0:
+        return
+    waiter = asyncio.ensure_future(wake.wait())
+    try:
+        await asyncio.wait({waiter}, timeout=timeout_s)
+    finally:
+        waiter.cancel()
 
 
 def registry(config: Config) -> tuple[kopf.OperatorRegistry, Memo]:
@@ -123,6 +153,7 @@ def registry(config: Config) -> tuple[kopf.OperatorRegistry, Memo]:
 
     @kopf.on.cleanup(registry=found)
     async def cleanup(**_: Any) -> None:
+        memo.closing = True
         tasks = [job.task for job in memo.jobs.values() if job.task is not None]
         for task in tasks:
             task.cancel()
@@ -177,15 +208,15 @@ def registry(config: Config) -> tuple[kopf.OperatorRegistry, Memo]:
         gone = event["type"] == "DELETED" or meta.get("deletionTimestamp") is not None
         job = memo.jobs.get(uid)
         if gone:
+            memo.jobs.pop(uid, None)
             if job is not None and job.task is not None:
                 job.task.cancel()
-            memo.jobs.pop(uid, None)
             memo.metrics.forget(namespace or "", name)
             memo.wake(None)
         elif job is None:
             job = JobTask(namespace or "", name, uid, generation=meta.get("generation"))
             memo.jobs[uid] = job
-            job.task = asyncio.create_task(memo.run(job), name=f"rljob {namespace}/{name}")
+            memo.start(job)
         elif job.generation != meta.get("generation"):
             job.generation = meta.get("generation")
             job.wake.set()

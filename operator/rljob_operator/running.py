@@ -11,7 +11,6 @@ import logging
 import time
 
 import aiohttp
-from rljob_planner.search import PlanningError, plan
 
 from rljob_operator import fleet, gate, planning, rebalance, status
 from rljob_operator.config import Config
@@ -34,6 +33,7 @@ from rljob_planner.api.status import (
     Phase,
 )
 from rljob_planner.calibrate import Calibration
+from rljob_planner.search import PlanningError, plan
 from rljob_planner.split import Split
 
 logger = logging.getLogger(__name__)
