@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 
 from rljob_planner.calibrate import Calibration
-from rljob_planner.evaluation import quick_steps, simulated, warmup_steps
+from rljob_planner.evaluation import quick_steps, simulated, slice_of, warmup_steps
 from rljob_planner.job import Job
 from rljob_planner.layouts import Space
 from rljob_planner.lengths import LengthDistribution
@@ -49,7 +49,7 @@ def synchronous(job: Job, space: Space, best: Split, calibration: Calibration, s
     if divided is None:
         return None
     found: list[Evaluation] = []
-    for width in space.widths():
+    for width in space.widths:
         if per_trainer % width:
             continue
         samplers = best.samplers.model_copy(
@@ -83,7 +83,7 @@ def elasticity(job: Job, best: Evaluation, calibration: Calibration, seed: int) 
                 **dict.fromkeys(names.values(), factor),
             )
             try:
-                periods_s.append(simulate(inp).period.mean)
+                periods_s.append(simulate(slice_of(inp), rho=math.nan).period.mean)
             except (SimulationStalled, ValueError):
                 return None
         return math.log(periods_s[1] / periods_s[0]) / (2.0 * math.log(_NUDGE))

@@ -2,25 +2,33 @@
 
 All splits of a job are simulated with the same random numbers and over the same number of steps, so the difference of two periods is
 far more certain than either. How many steps follows from the batch: a large one averages over many samples by itself.
+
+Of a very large job a slice is simulated: the same replicas, but fewer, with as much less in a batch and in flight. Nothing in the
+model depends on the number of replicas but the noise of a batch, which is corrected for.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
 from rljob_planner.api.spec import Bound
 from rljob_planner.calibrate import Calibration
+from rljob_planner.closedform import predict
 from rljob_planner.errors import PlanningError
 from rljob_planner.job import Job
 from rljob_planner.outcome import Evaluation, Period, Staleness
-from rljob_planner.screen import over_limit, runs_away
-from rljob_planner.simulate import SimulationResult, SimulationStalled, simulate
+from rljob_planner.screen import may_run_away, over_limit, runs_away
+from rljob_planner.simulate import SimulationInput, SimulationResult, SimulationStalled, TrainCost, simulate
 from rljob_planner.split import Split
 
-MOST_BATCH_SAMPLES = 1 << 18
-"""Largest training batch that is simulated."""
+MOST_BATCH_SAMPLES = 1 << 24
+"""Largest training batch that is planned for."""
+
+SLICE_SAMPLES = 4096
+"""Batches of twice this size and more are simulated as a slice of about this size."""
 
 BUSY = 0.95
 """Share of time from which on the trainer is the bottleneck."""
@@ -29,16 +37,18 @@ WAITING = 0.90
 
 _LONG_SAMPLES, _SHORT_SAMPLES = 160_000, 48_000
 _BLOCKS = 8
+_RUNAWAY_BATCHES = 3
+"""Batches in a queue without an end from which on it counts as growing and not as fluctuating."""
 
 
 def full_steps(job: Job) -> int:
     """Steps of a simulation whose period is reported or compared."""
-    return max(24, min(160, _LONG_SAMPLES // job.batch))
+    return max(24, min(160, _LONG_SAMPLES // min(job.batch, SLICE_SAMPLES)))
 
 
 def quick_steps(job: Job) -> int:
     """Steps of a simulation that only sorts out what cannot win."""
-    return max(16, min(48, _SHORT_SAMPLES // job.batch))
+    return max(16, min(48, _SHORT_SAMPLES // min(job.batch, SLICE_SAMPLES)))
 
 
 def warmup_steps(job: Job) -> int:
@@ -61,6 +71,12 @@ def check_simulable(job: Job) -> None:
             f"queue.capacity {spec.queue.capacity} groups never holds the {spec.workload.prompts_per_step} groups of a step: "
             "raise it to workload.promptsPerStep at least",
         )
+    if spec.staleness.bound is Bound.HOLD and spec.staleness.max == 0:
+        raise PlanningError(
+            "NothingFeasible",
+            "staleness.bound hold with max 0 never publishes, since samplers always have samples that the next version would make "
+            "stale: raise staleness.max to 1, or use bound admission",
+        )
 
 
 def simulated(
@@ -72,20 +88,59 @@ def simulated(
     """
     warmup = warmup_steps(job)
     inp = job.simulation_input(split, calibration, steps=steps + warmup, warmup=warmup, seed=seed)
+    part = slice_of(inp)
     try:
-        result = simulate(inp)
+        result = simulate(part, rho=predict(inp).rho if split.mode == "async" and not may_run_away(job) else None)
     except SimulationStalled as error:
         return _stalled(split, str(error))
     except ValueError as error:
         raise PlanningError(
             "InvalidSplit", f"{split.label()} with {split.in_flight} samples in flight: {error}"
         ) from error
-    return _evaluation(job, split, result, job.spec.workload.steps if run_steps is None else run_steps)
+    further_steps = 0.5 * ((job.spec.workload.steps if run_steps is None else run_steps) - steps) - warmup
+    return _evaluation(job, split, inp, result, part.replicas / inp.replicas, further_steps)
 
 
-def _evaluation(job: Job, split: Split, result: SimulationResult, run_steps: int) -> Evaluation:
+def slice_of(inp: SimulationInput) -> SimulationInput:
+    """A part of a job with a large batch that behaves as the whole: fewer replicas, and the batch, cap and queue that go with them.
+
+    Among about as many replicas those are taken whose share of the batch is nearest to whole groups. A step takes as long as that
+    of the whole batch.
+    """
+    shares = inp.prompts_per_step * inp.samples_per_prompt / SLICE_SAMPLES
+    if shares < 2.0 or inp.replicas == 1:
+        return inp
+    about = max(1, round(inp.replicas / shares))
+    counts = range(max(1, about * 3 // 4), min(inp.replicas, about * 5 // 4 + 1) + 1)
+
+    def unevenness(count: int) -> tuple[float, int]:
+        groups = inp.prompts_per_step * count / inp.replicas
+        return abs(groups - round(groups)) / max(groups, 0.5), abs(count - about)
+
+    replicas = min(counts, key=unevenness)
+    share = replicas / inp.replicas
+    groups = max(1, round(inp.prompts_per_step * share))
+    batch = inp.prompts_per_step / groups
+    cap = inp.in_flight_cap
+    queue = inp.queue_capacity
+    return replace(
+        inp,
+        replicas=replicas,
+        prompts_per_step=groups,
+        train=TrainCost(inp.train.per_step_s, inp.train.per_token_s * batch, inp.train.per_token_squared_s * batch),
+        in_flight_cap=None if cap is None else max(inp.samples_per_prompt, round(cap * share)),
+        queue_capacity=None if queue is None else max(groups, round(queue * share)),
+    )
+
+
+def _evaluation(
+    job: Job, split: Split, inp: SimulationInput, result: SimulationResult, share: float, further_steps: float
+) -> Evaluation:
     limit, drops = job.spec.staleness.max, job.spec.staleness.bound is Bound.DROP
-    drift = runs_away(job, result.rho, run_steps) if split.mode == "async" else 0.0
+    drift = 0.0
+    if result.queue_groups.max > _RUNAWAY_BATCHES * inp.prompts_per_step * share and split.mode == "async":
+        rollout_rate = result.rho * job.batch / inp.train.step_s(job.batch, job.prompt_tokens, job.lengths)
+        drift = runs_away(job, rollout_rate, result.period.mean, further_steps)
     mean = result.staleness.mean + drift
     reason = over_limit(job, mean)
     if drops and result.staleness.max > limit:
@@ -93,19 +148,19 @@ def _evaluation(job: Job, split: Split, result: SimulationResult, run_steps: int
     wasted, trained = float(result.wasted_tokens), result.tokens_per_second * result.elapsed_s
     return Evaluation(
         split=split,
-        period=Period(result.period.mean, result.period.p10, result.period.p50, result.period.p90),
+        period=_spread(result, share),
         period_error=_relative_error(result),
         staleness=Staleness(mean, result.staleness.p95 + drift, result.staleness.max + drift),
         rho=result.rho,
         bottleneck=_bottleneck(split.mode, result),
         sampler_utilization=result.sampler_utilization,
         trainer_utilization=result.trainer_utilization,
-        mean_running=result.mean_running,
-        mean_in_flight=result.mean_in_flight,
-        queue_groups=result.queue_groups.mean,
+        mean_running=result.mean_running / share,
+        mean_in_flight=result.mean_in_flight / share,
+        queue_groups=result.queue_groups.mean / share,
         kv_utilization=result.kv_utilization,
         wasted_fraction=wasted / max(1.0, wasted + trained),
-        tokens_per_second=result.tokens_per_second,
+        tokens_per_second=result.tokens_per_second / share,
         within_staleness=not reason,
         reason=reason,
     )
@@ -131,6 +186,13 @@ def _stalled(split: Split, why: str) -> Evaluation:
         within_staleness=False,
         reason=f"the run never ends: {why}",
     )
+
+
+def _spread(result: SimulationResult, share: float) -> Period:
+    """The periods' spread; of a slice as much narrower as the whole batch averages over more samples."""
+    mean, narrower = result.period.mean, math.sqrt(share)
+    p10, p50, p90 = (mean + (p - mean) * narrower for p in (result.period.p10, result.period.p50, result.period.p90))
+    return Period(mean, p10, p50, p90)
 
 
 def _relative_error(result: SimulationResult) -> float:

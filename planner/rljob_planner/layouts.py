@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
+from rljob_planner.api.spec import Precision
 from rljob_planner.errors import PlanningError
 from rljob_planner.job import Job
 from rljob_planner.placement import Room, frontier
@@ -47,18 +49,27 @@ class Space:
     """Only layouts with this split's GPUs per replica, widths and running samples."""
     trainer_replicas: int | None = None
     """Only this number of trainers."""
-    rejected: dict[str, str] = field(default_factory=dict)
-    """What fell out, and why."""
+    _narrow: dict[int, str] = field(default_factory=dict)
+    """Sampler widths that fell out, and why."""
+    _untrainable: dict[int, str] = field(default_factory=dict)
+    """Trainer counts that fell out, and why."""
     _frontiers: dict[int, list[int]] = field(default_factory=dict)
     _trainers: dict[int, TrainerSplit | None] = field(default_factory=dict)
+
+    @property
+    def rejected(self) -> dict[str, str]:
+        """What fell out, and why."""
+        widths = {f"samplers of {_name(width, 'GPU')}": why for width, why in self._narrow.items()}
+        return widths | {_name(count, "trainer"): why for count, why in sorted(self._untrainable.items())}
 
     @property
     def trainer_gpus(self) -> int:
         """GPUs of a trainer pod."""
         return self.keep.trainers.gpus_per_replica if self.keep else self.job.spec.trainer.gpus_per_replica
 
+    @cached_property
     def widths(self) -> list[int]:
-        """GPUs of a sampler pod that may work, narrowest first; raises PlanningError ``DoesNotFit`` if there are none."""
+        """GPUs of a sampler pod that may work, narrowest first; what does not is in ``rejected``."""
         spec = self.job.spec
         if self.keep is not None:
             asked = [self.keep.samplers.gpus_per_replica]
@@ -73,10 +84,10 @@ class Space:
         return usual or fitting[:1]
 
     def _width_fits(self, width: int) -> bool:
-        job, where = self.job, f"samplers of {width} GPU{'s' if width > 1 else ''}"
+        job = self.job
         tensor_parallel = self.tensor_parallel(width)
         if not job.model.tensor_parallel_fits(tensor_parallel):
-            self.rejected[where] = (
+            self._narrow[width] = (
                 f"{job.model.heads} attention heads cannot be divided by {tensor_parallel}: "
                 "write a sampler.gpusPerReplica that divides them, such as 1, 2, 4 or 8"
             )
@@ -84,15 +95,15 @@ class Space:
         room, longest = job.kv_tokens(tensor_parallel), job.longest_tokens
         gpu = job.accelerators.sampler.name
         if room <= 0:
-            self.rejected[where] = (
+            self._narrow[width] = (
                 f"the {job.spec.model.weights.value} weights of {job.model.name} do not fit on {tensor_parallel} × {gpu}: "
-                "raise sampler.gpusPerReplica, or use model.weights: fp8"
+                f"{_wider(job, width)}{'' if job.spec.model.weights is Precision.FP8 else 'use model.weights: fp8, '}or take GPUs with more memory"
             )
             return False
         if room < longest:
-            self.rejected[where] = (
+            self._narrow[width] = (
                 f"a response of workload.responseTokens.max with its prompt is {longest} tokens, the KV cache of "
-                f"{tensor_parallel} × {gpu} holds {room}: raise sampler.gpusPerReplica, lower the max, or use model.kvCache: fp8"
+                f"{tensor_parallel} × {gpu} holds {room}: {_wider(job, width)}{'' if job.spec.model.kv_cache is Precision.FP8 else 'use model.kvCache: fp8, '}or lower the max"
             )
             return False
         return True
@@ -145,7 +156,7 @@ class Space:
             old = self.keep.trainers
             width = old.tp * old.pp
             if replicas * per_replica % width or not batch_divides(setup, job.batch, replicas * per_replica // width):
-                self.rejected[_name(replicas, "trainer")] = self._why_not(setup, replicas)
+                self._untrainable[replicas] = self._why_not(setup, replicas)
                 return None
             return old.model_copy(update={"replicas": replicas, "dp": replicas * per_replica // width})
         divided = parallelism(
@@ -156,7 +167,7 @@ class Space:
             samples_per_step=job.batch,
         )
         if divided is None:
-            self.rejected[_name(replicas, "trainer")] = self._why_not(setup, replicas)
+            self._untrainable[replicas] = self._why_not(setup, replicas)
         return divided
 
     def _why_not(self, setup: TrainerSetup, replicas: int) -> str:
@@ -193,7 +204,7 @@ class Space:
         Raises PlanningError ``DoesNotFit`` if there is none.
         """
         found: list[Layout] = []
-        for width in self.widths():
+        for width in self.widths:
             for trainers in thinned(self.trainer_counts(width), _MOST_TRAINER_COUNTS):
                 most = self.samplers_beside(width, trainers)
                 least = self.job.spec.sampler.min_replicas
@@ -205,8 +216,13 @@ class Space:
         return found
 
     def _nothing(self) -> str:
-        if self.rejected:
-            return "; ".join(f"{what}: {why}" for what, why in list(self.rejected.items())[:3])
+        # The widest sampler and the largest trainer come nearest to fitting: what stands in their way is what to change.
+        if not self.widths and self._narrow:
+            widest = max(self._narrow)
+            return f"samplers of {_name(widest, 'GPU')}: {self._narrow[widest]}"
+        if self._untrainable:
+            most = max(self._untrainable)
+            return f"{_name(most, 'trainer')}: {self._untrainable[most]}"
         spec = self.job.spec
         narrowest = spec.sampler.gpus_per_replica or 1
         needed = spec.trainer.min_replicas * self.trainer_gpus + spec.sampler.min_replicas * narrowest
@@ -226,6 +242,12 @@ def thinned(values: Sequence[int], most: int) -> list[int]:
     if len(values) <= most:
         return list(values)
     return sorted({values[round(i * (len(values) - 1) / (most - 1))] for i in range(most)})
+
+
+def _wider(job: Job, width: int) -> str:
+    """The advice to widen a sampler, where its width was stated and is not that of a node already."""
+    stated = job.spec.sampler.gpus_per_replica is not None
+    return "raise sampler.gpusPerReplica, " if stated and width < job.accelerators.sampler.gpus_per_node else ""
 
 
 def _name(count: int, what: str) -> str:

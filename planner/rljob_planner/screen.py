@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from rljob_planner.api.spec import Bound
 from rljob_planner.calibrate import Calibration
 from rljob_planner.closedform import predict
 from rljob_planner.job import Job
@@ -24,6 +25,9 @@ _SHARPNESS = 12.0
 _CAP_SHARES = (1.0, 0.85, 0.7, 0.58, 0.48, 0.4, 0.33, 0.27, 0.2, 0.14, 0.1, 0.06)
 _NEXT_TO_NO_TIME = 1.005
 _CLEARLY_SLOWER = 1.2
+
+TOLERANCE = 0.05
+"""Versions by which a simulated mean may be over the limit: its own noise, where a bound keeps it exactly at the limit."""
 
 
 @dataclass(frozen=True)
@@ -38,21 +42,35 @@ class Screened:
     """Why it is not feasible; empty if it is."""
 
 
-def runs_away(job: Job, rho: float, steps: int) -> float:
-    """Mean staleness that a queue without an end adds over a run, in versions.
+def may_run_away(job: Job) -> bool:
+    """Whether nothing stops samplers that outrun the trainer: no bound on what starts, no capacity of the queue."""
+    return job.spec.staleness.bound in (Bound.NONE, Bound.HOLD) and job.spec.queue is None
 
-    Under ``none`` and ``hold`` nothing stops samplers that outrun the trainer: with an unbounded queue a group that is trained
-    in step k has waited for k·(1 − 1/ρ) versions.
+
+def runs_away(job: Job, rollout_rate: float, period_s: float, further_steps: float) -> float:
+    """Mean staleness that a queue without an end adds in further steps, in versions.
+
+    Where samplers generate ρ batches in a period, pauses for weights taken off, a group that is trained k steps later has waited
+    for k·(1 − 1/ρ) versions more. ``rollout_rate`` is in samples per second.
     """
-    if job.spec.staleness.bound.value not in ("none", "hold") or job.spec.queue is not None or rho <= 1.0:
+    if not may_run_away(job):
         return 0.0
-    return 0.5 * steps * (1.0 - 1.0 / rho)
+    rho = rollout_rate * max(0.0, period_s - job.weight_sync_s) / job.batch
+    return max(0.0, further_steps) * (1.0 - 1.0 / rho) if rho > 1.0 else 0.0
 
 
 def over_limit(job: Job, mean: float) -> str:
-    """The reason for a mean staleness above the limit; empty if it is not."""
+    """The reason for a mean staleness above what the bound promises; empty if it is not.
+
+    ``hold`` promises that no unfinished sample is over the limit when a version is published; a trained one is older by its time in
+    the queue, which is one version if it waits for no more than the rest of its batch. More means that samplers run ahead.
+    """
     limit = job.spec.staleness.max
-    if mean <= limit + 0.05:
+    if job.spec.staleness.bound is Bound.HOLD:
+        if mean <= limit + 1.0 + TOLERANCE:
+            return ""
+        return f"mean staleness {mean:.3g} is over the limit of {limit} and one version in the queue"
+    if mean <= limit + TOLERANCE:
         return ""
     return f"mean staleness {mean:.3g} is over the limit of {limit}"
 
@@ -74,7 +92,7 @@ def judged(job: Job, layout: Layout, in_flight: int, calibration: Calibration, s
         rollout_s = max(rollout_s, found.period_s)
     ratio = min(step_s, rollout_s) / max(step_s, rollout_s)
     period_s = found.period_s * (1.0 + ratio**_SHARPNESS) ** (1.0 / _SHARPNESS)
-    staleness = found.mean_staleness + runs_away(job, found.rho, steps)
+    staleness = found.mean_staleness + runs_away(job, found.rollout_rate, found.period_s, 0.5 * steps)
     return Screened(layout, split, period_s, staleness, over_limit(job, staleness))
 
 

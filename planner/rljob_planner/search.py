@@ -24,7 +24,7 @@ from rljob_planner.layouts import Layout, Space
 from rljob_planner.lengths import LengthDistribution
 from rljob_planner.outcome import Candidate, Evaluation, Plan, RunTime, SweepPoint
 from rljob_planner.placement import Room, placeable_gpus
-from rljob_planner.screen import Screened, screened
+from rljob_planner.screen import Screened, most_in_flight, screened
 from rljob_planner.split import Split
 
 __all__ = ["Evaluation", "Plan", "PlanningError", "evaluate", "plan"]
@@ -40,9 +40,13 @@ UNCALIBRATED_ERROR = 0.10
 the constants were fitted to and by about 20 % on other hardware."""
 
 _MOST_QUICK, _MOST_FULL = 8, 3
-_MOST_QUICK_LARGE, _LARGE_BATCH = 4, 4096
+_MOST_TRIED = 24
+"""Layouts that are simulated at most where none keeps to the staleness limit."""
 _LOWER_CAP = 0.85
 _CAP_TRIES = 6
+_CAP_STEP = 1.3
+_WORTH = 0.004
+"""Share of the period that counts as a difference between two caps."""
 _P90_SIGMA = 1.2816
 
 
@@ -81,10 +85,33 @@ class _Search:
         found = self.evaluation(split, steps)
         for _ in range(_CAP_TRIES):
             lower = max(self.job.group, int(split.in_flight * _LOWER_CAP) // self.job.group * self.job.group)
-            if not found.reason or lower >= split.in_flight:
+            if not found.reason or lower >= split.in_flight or math.isinf(found.period_s):
                 break
             split = split.model_copy(update={"in_flight": lower})
             found = self.evaluation(split, steps)
+        return found
+
+    def tuned(self, found: Evaluation, steps: int) -> Evaluation:
+        """The same split with the best cap near its own, as simulated: the formulas that chose it know no groups and no bursts.
+
+        A higher cap has to be faster; if none is, the lowest that is as fast, since it is less stale.
+        """
+        most = most_in_flight(self.job, Layout(found.split.samplers, found.split.trainers))
+        fastest = self.burden(found.split, found.period_s)
+        for factor, least_gain in ((_CAP_STEP, _WORTH), (1.0 / _CAP_STEP, -_WORTH)):
+            climbed = False
+            for _ in range(_CAP_TRIES):
+                groups = found.split.in_flight * factor / self.job.group
+                cap = self.job.group * (math.ceil(groups) if factor > 1.0 else math.floor(groups))
+                if not self.job.group <= cap <= most:
+                    break
+                other = self.evaluation(found.split.model_copy(update={"in_flight": cap}), steps)
+                burden = self.burden(other.split, other.period_s)
+                if other.reason or burden > fastest * (1.0 - least_gain):
+                    break
+                found, fastest, climbed = other, min(fastest, burden), True
+            if climbed:
+                break
         return found
 
 
@@ -200,15 +227,14 @@ def _race(search: _Search, judged: list[Screened]) -> list[Evaluation]:
     Where none of the front runners keeps to the limit, the next ones get their turn.
     """
     quick, full = quick_steps(search.job), full_steps(search.job)
-    most = _MOST_QUICK if search.job.batch <= _LARGE_BATCH else _MOST_QUICK_LARGE
     least = search.burden(judged[0].split, judged[0].period_s)
     running = [s.split for s in judged if search.burden(s.split, s.period_s) <= least * (1.0 + SCREEN_MARGIN)]
-    running = running[:most] or [judged[0].split]
+    running = running[:_MOST_QUICK] or [judged[0].split]
     waiting = [s.split for s in judged if s.split not in running]
     found = [search.within_limit(split, quick) for split in running]
-    while all(e.reason for e in found) and waiting:
-        found += [search.within_limit(split, quick) for split in waiting[:most]]
-        waiting = waiting[most:]
+    while all(e.reason for e in found) and waiting and len(found) < _MOST_TRIED:
+        found += [search.within_limit(split, quick) for split in waiting[:_MOST_QUICK]]
+        waiting = waiting[_MOST_QUICK:]
     found.sort(key=search.rank)
     limit = search.burden(found[0].split, found[0].period_s)
     finalists = [
@@ -217,7 +243,7 @@ def _race(search: _Search, judged: list[Screened]) -> list[Evaluation]:
         if not e.reason
         and search.burden(e.split, e.period_s) <= limit * (1.0 + max(QUICK_MARGIN, 2.0 * e.period_error))
     ][:_MOST_FULL]
-    ranked = [search.within_limit(e.split, full) for e in finalists]
+    ranked = [search.tuned(search.within_limit(e.split, full), full) for e in finalists]
     others = [e for e in found if e not in finalists]
     ranked.sort(key=search.rank)
     if not ranked or ranked[0].reason:

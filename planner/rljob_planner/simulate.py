@@ -204,8 +204,8 @@ def simulate_scenario(scenario: Scenario) -> SimulationResult:
     return simulate(compile_scenario(scenario))
 
 
-def simulate(inp: SimulationInput) -> SimulationResult:
-    """Run the simulation.
+def simulate(inp: SimulationInput, *, rho: float | None = None) -> SimulationResult:
+    """Run the simulation; ``rho`` from elsewhere spares the second run that measures each side alone.
 
     Raises ValueError for an input that contradicts itself and ``SimulationStalled`` for one that can never finish.
     """
@@ -223,7 +223,7 @@ def simulate(inp: SimulationInput) -> SimulationResult:
     return SimulationResult(
         period=Spread(float(periods.mean()), p10, p50, p90),
         staleness=_staleness(world.histogram),
-        rho=_rho(inp, st),
+        rho=_rho(inp, st) if rho is None else rho,
         sampler_utilization=min(1.0, over_time("busy_area") / inp.replicas),
         trainer_utilization=min(1.0, over_time("training_s")),
         mean_running=over_time("running_area"),

@@ -121,7 +121,7 @@ def train_cost(
     matrix, attention = _recompute_factors(setup.recompute)
     bubble = 1.0 + (split.pp - 1) / max(1.0, samples_per_step / split.dp)
     per_token_flops = model.active_parameters * (6.0 * matrix + 2.0 * setup.extra_forwards)
-    forward_squared = (model.full_layers + 0.0) * model.sequence_attention_flops
+    forward_squared = model.full_layers * model.sequence_attention_flops
     window_flops = model.sliding_layers * 2.0 * model.sequence_attention_flops * model.sliding_window
     attention_passes = 3.0 * attention + setup.extra_forwards
     per_token_s = pad * bubble * (per_token_flops + window_flops * attention_passes) / flops_per_s
