@@ -95,15 +95,17 @@ class Space:
         room, longest = job.kv_tokens(tensor_parallel), job.longest_tokens
         gpu = job.accelerators.sampler.name
         if room <= 0:
+            smaller = [] if job.spec.model.weights is Precision.FP8 else ["use model.weights: fp8"]
             self._narrow[width] = (
                 f"the {job.spec.model.weights.value} weights of {job.model.name} do not fit on {tensor_parallel} × {gpu}: "
-                f"{_wider(job, width)}{'' if job.spec.model.weights is Precision.FP8 else 'use model.weights: fp8, '}or take GPUs with more memory"
+                + _either([*_wider(job, width), *smaller, "take GPUs with more memory"])
             )
             return False
         if room < longest:
+            smaller = [] if job.spec.model.kv_cache is Precision.FP8 else ["use model.kvCache: fp8"]
             self._narrow[width] = (
                 f"a response of workload.responseTokens.max with its prompt is {longest} tokens, the KV cache of "
-                f"{tensor_parallel} × {gpu} holds {room}: {_wider(job, width)}{'' if job.spec.model.kv_cache is Precision.FP8 else 'use model.kvCache: fp8, '}or lower the max"
+                f"{tensor_parallel} × {gpu} holds {room}: " + _either([*_wider(job, width), *smaller, "lower the max"])
             )
             return False
         return True
@@ -244,10 +246,14 @@ def thinned(values: Sequence[int], most: int) -> list[int]:
     return sorted({values[round(i * (len(values) - 1) / (most - 1))] for i in range(most)})
 
 
-def _wider(job: Job, width: int) -> str:
+def _wider(job: Job, width: int) -> list[str]:
     """The advice to widen a sampler, where its width was stated and is not that of a node already."""
     stated = job.spec.sampler.gpus_per_replica is not None
-    return "raise sampler.gpusPerReplica, " if stated and width < job.accelerators.sampler.gpus_per_node else ""
+    return ["raise sampler.gpusPerReplica"] if stated and width < job.accelerators.sampler.gpus_per_node else []
+
+
+def _either(remedies: list[str]) -> str:
+    return remedies[0] if len(remedies) == 1 else f"{', '.join(remedies[:-1])} or {remedies[-1]}"
 
 
 def _name(count: int, what: str) -> str:
