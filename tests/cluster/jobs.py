@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
+
+import yaml
+
+DEMO = Path(__file__).resolve().parents[2] / "dev/demo"
 
 Json = dict[str, Any]
 
@@ -66,36 +71,17 @@ def merged(base: Json, changes: Json) -> Json:
 
 
 def drifting_job(namespace: str, **spec: Any) -> Json:
-    """A job of small, fast steps whose best split moves as its responses grow; ``emulation`` runs it."""
-    return merged(
-        job(namespace, workload={"promptsPerStep": 8, "samplesPerPrompt": 4, "responseTokens": {"mean": 400}}),
-        {"spec": spec},
-    )
+    """The demo's job at a quarter of its size: its best split moves as its responses grow; ``emulation`` runs it."""
+    demo = yaml.safe_load((DEMO / "job.yaml").read_text())["spec"]
+    workload = {**demo["workload"], "promptsPerStep": demo["workload"]["promptsPerStep"] // 4, "steps": 100000}
+    base = job(namespace, model={"name": None, **demo["model"]}, workload=workload, staleness=demo["staleness"])
+    base["spec"]["sampler"].pop("maxRunning")
+    return merged(base, {"spec": spec})
 
 
 def emulation(*, drift: bool = True) -> Json:
-    """The hidden truth behind ``drifting_job``: responses grow fourfold in half a minute if ``drift``."""
-    return {
-        "seed": 1,
-        "layout_lag_s": 1.0,
-        "untouched_lag_s": 5.0,
-        "truth": {
-            "decode": {
-                "fixed_s": 0.004,
-                "weights_s": 0.002,
-                "per_context_token_s": 1e-7,
-                "per_sample_s": 2e-5,
-                "prefill_per_token_s": 1e-6,
-                "kv_tokens_per_gpu": 300000,
-                "weights_kv_tokens": 50000,
-                "noise": 0.02,
-            },
-            "train": {"fixed_s": 0.1, "per_token_gpu_s": 5e-4, "regroup_s": 1.0, "noise": 0.02},
-            "weight_sync_s": 0.1,
-        },
-        "lengths": {
-            "trace": [[0, 400], [15, 400], [45, 1500]] if drift else [[0, 400]],
-            "cv": 0.8,
-            "max_tokens": 4096,
-        },
-    }
+    """The demo's hidden truth; if ``drift``, responses grow in half a minute by as much as they do there in two."""
+    found: Json = yaml.safe_load((DEMO / "emulator.yaml").read_text())
+    short, long = found["lengths"]["trace"][0][1], found["lengths"]["trace"][-1][1]
+    trace = [[0, short], [10, short], [35, long]] if drift else [[0, short]]
+    return merged(found, {"layout_lag_s": 1.0, "untouched_lag_s": 5.0, "lengths": {"trace": trace}})

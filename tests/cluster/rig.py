@@ -150,9 +150,8 @@ class Recorder:
         self.history.append((time.time(), held))
 
     def stop(self) -> None:
-        """Ends the watch."""
+        """Ends the watch; its thread goes with the next answer of the server."""
         self._stop.set()
-        self._thread.join(timeout=10)
 
 
 def _gpus(pod: Json) -> int:
