@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from rljob_planner.errors import PlanningError
+from rljob_planner.hardware import (
+    GIB,
+    bytes_per_element,
+    gpu,
+    gpu_names,
+    interpolated_mfu,
+    memory_constants,
+    training_constants,
+)
+
+
+@pytest.mark.parametrize("name", gpu_names())
+def test_every_data_sheet_is_plausible(name: str) -> None:
+    g = gpu(name)
+    assert 10 * GIB < g.memory_bytes < 400 * GIB
+    assert 2e11 < g.memory_bytes_per_s < 1e13
+    assert 5e13 < g.peak_bf16 < 5e15
+    assert g.peak_fp8 is None or g.peak_fp8 >= 1.9 * g.peak_bf16
+    assert g.usd_per_hour is None or 0.1 < g.usd_per_hour < 20
+    assert g.link_bytes_per_s > 0
+    assert g.network_bytes_per_s > 0
+    assert 0.5 < g.decode.mbu <= 1
+    assert 0.3 < g.decode.mfu <= 1
+    assert g.engine.max_running in (256, 1024)
+
+
+@pytest.mark.parametrize(
+    ("alias", "name"),
+    [
+        ("H100-SXM", "h100-sxm-80gb"),
+        ("h100_sxm", "h100-sxm-80gb"),
+        ("NVIDIA-H100-80GB-HBM3", "h100-sxm-80gb"),
+        ("NVIDIA-H100-80GB-HBM3-SHARED", "h100-sxm-80gb"),
+        ("NVIDIA H200", "h200-sxm-141gb"),
+        ("A100", "a100-sxm-80gb"),
+        ("nvidia-l40s", "l40s"),
+    ],
+)
+def test_a_gpu_answers_to_the_names_that_people_and_nodes_use(alias: str, name: str) -> None:
+    assert gpu(alias).name == name
+
+
+def test_an_unknown_gpu_names_what_is_near() -> None:
+    with pytest.raises(PlanningError, match=r"'H10-SXM' is not known: write one of .*h100-sxm-80gb") as caught:
+        gpu("H10-SXM")
+    assert caught.value.reason == "UnknownAccelerator"
+
+
+def test_nothing_near_lists_all() -> None:
+    with pytest.raises(PlanningError) as caught:
+        gpu("¯\\_(ツ)_/¯")
+    assert all(name in str(caught.value) for name in gpu_names())
+
+
+def test_fp8_weights_run_in_bf16_where_there_is_no_fp8() -> None:
+    assert gpu("A100").peak_flops("fp8") == gpu("A100").peak_bf16
+    assert gpu("H100").peak_flops("fp8") == 2 * gpu("H100").peak_bf16
+    assert (bytes_per_element("bf16"), bytes_per_element("fp8")) == (2.0, 1.0)
+
+
+def test_an_all_reduce_is_free_alone_and_grows_with_bytes_and_width() -> None:
+    h100 = gpu("H100")
+    sizes = np.geomspace(1e3, 1e9, 40)
+    assert np.all(h100.allreduce_s(sizes, 1) == 0)
+    by_width = [h100.allreduce_s(sizes, width) for width in (2, 4, 8)]
+    for seconds in by_width:
+        assert np.all(np.diff(seconds) >= 0)
+    assert np.all(by_width[0][sizes > 1e5] < by_width[2][sizes > 1e5])
+
+
+def test_an_all_reduce_is_that_of_the_table() -> None:
+    assert gpu("H100").allreduce_s(2048, 8)[0] == pytest.approx(4.6e-6)
+    assert gpu("A100").allreduce_s(8388608, 4)[0] == pytest.approx(118e-6)
+    half_way = (5.2e-6 + 6.0e-6) / 2
+    assert gpu("A100").allreduce_s((2048 + 16384) / 2, 4)[0] == pytest.approx(half_way)
+
+
+def test_beyond_the_table_an_all_reduce_costs_in_proportion_to_its_bytes() -> None:
+    a100 = gpu("A100")
+    last = 536870912.0
+    assert a100.allreduce_s(2 * last, 8)[0] == pytest.approx(2 * a100.allreduce_s(last, 8)[0])
+
+
+def test_without_nvlink_an_all_reduce_pays_for_pcie() -> None:
+    slow, fast = gpu("H100-PCIE"), gpu("H100-SXM")
+    size = 64e6
+    assert slow.allreduce_s(size, 4)[0] > 3 * fast.allreduce_s(size, 4)[0]
+    assert slow.allreduce_s(size, 4)[0] == pytest.approx(1.5 * size / 64e9, rel=0.05)
+
+
+def test_a_wide_group_takes_the_widest_column() -> None:
+    assert gpu("H100").allreduce_s(1e6, 16) == gpu("H100").allreduce_s(1e6, 8)
+
+
+def test_mfu_rises_with_the_length_of_sequences_of_dense_models() -> None:
+    t = training_constants()
+    assert interpolated_mfu(1000, moe=False) == t.mfu_dense_16k
+    assert interpolated_mfu(1 << 14, moe=False) == pytest.approx(t.mfu_dense_16k)
+    assert interpolated_mfu(1 << 15, moe=False) == pytest.approx((t.mfu_dense_16k + t.mfu_dense_64k) / 2)
+    assert interpolated_mfu(1 << 20, moe=False) == pytest.approx(t.mfu_dense_64k)
+    assert interpolated_mfu(1 << 15, moe=True) == t.mfu_moe
+
+
+def test_the_engines_constants_are_read() -> None:
+    m = memory_constants()
+    assert 0.8 < m.utilization < 1
+    assert m.block_tokens == 16
+    assert m.activation_bytes["moe"] > m.activation_bytes["dense"] > GIB
