@@ -342,9 +342,8 @@ class Plant:
         )
         self.steps.append(record)
         if self.reports:
-            samples = len(batch.lengths)
-            tokens = int(batch.lengths.sum()) + samples * self.workload.prompt_tokens
-            self.reports.step_finished(trainer.version, samples, tokens, trainer.train_s)
+            tokens = int(batch.lengths.sum())
+            self.reports.step_finished(trainer.version, len(batch.lengths), tokens, trainer.train_s)
             self.reports.synced(sync_s)
         if self.on_step:
             self.on_step(record)

@@ -105,7 +105,7 @@ class Reporter:
         )
         self._wait = Counter("rljob_trainer_wait_seconds_total", "Time that the trainer waited for samples", registry=r)
         self._samples = Counter("rljob_trained_samples_total", "Samples trained on", registry=r)
-        self._tokens = Counter("rljob_trained_tokens_total", "Tokens trained on, prompts and responses", registry=r)
+        self._tokens = Counter("rljob_trained_tokens_total", "Response tokens trained on", registry=r)
         self._dropped = Counter(
             "rljob_dropped_groups_total",
             "Complete groups discarded for their staleness or for want of room",
@@ -131,7 +131,7 @@ class Reporter:
     def step_finished(self, version: int, samples: int, tokens: int, seconds: float) -> None:
         """A training step ended and published ``version``.
 
-        ``samples`` and ``tokens`` (prompts and responses, a prompt once for each of its samples) are what it trained on, ``seconds`` how long it
+        ``samples`` and ``tokens`` (response tokens, without prompts) are what it trained on, ``seconds`` how long it
         computed: without the wait for samples before it and the weight sync after it.
         """
         if not self.main:
