@@ -65,12 +65,6 @@ def check_simulable(job: Job) -> None:
             f"workload.promptsPerStep × samplesPerPrompt is {job.batch} samples a step; the planner simulates at most "
             f"{MOST_BATCH_SAMPLES}: lower one of them",
         )
-    if spec.queue is not None and spec.queue.capacity < spec.workload.prompts_per_step:
-        raise PlanningError(
-            "InvalidQueue",
-            f"queue.capacity {spec.queue.capacity} groups never holds the {spec.workload.prompts_per_step} groups of a step: "
-            "raise it to workload.promptsPerStep at least",
-        )
     if spec.staleness.bound is Bound.HOLD and spec.staleness.max == 0:
         raise PlanningError(
             "NothingFeasible",
@@ -86,6 +80,12 @@ def simulated(
 
     Raises PlanningError ``InvalidSplit`` for a split that contradicts the job.
     """
+    if split.mode == "async" and split.in_flight < job.group:
+        raise PlanningError(
+            "InvalidSplit",
+            f"{split.label()}: an in-flight cap of {split.in_flight} admits no group of {job.group} samples: "
+            "raise it to workload.samplesPerPrompt at least",
+        )
     warmup = warmup_steps(job)
     inp = job.simulation_input(split, calibration, steps=steps + warmup, warmup=warmup, seed=seed)
     part = slice_of(inp)
