@@ -122,7 +122,7 @@ def simulate(
     try:
         scenario = parse_scenario(text, source)
     except ScenarioError as error:
-        _fail(str(error))
+        _fail(f"{source}: this is an RLJob and no scenario: rljob plan {source}" if _has_kind(text) else str(error))
 
     def run() -> Any:
         from rljob_planner.simulate import SimulationStalled, simulate_scenario
@@ -170,7 +170,8 @@ def main() -> None:
 
 
 def _fail(message: str) -> NoReturn:
-    typer.echo(f"rljob: {message}", err=True)
+    for line in message.splitlines():
+        typer.echo(f"rljob: {line}", err=True)
     raise typer.Exit(WRONG_INPUT)
 
 
@@ -202,17 +203,20 @@ def _read_job(file: str) -> tuple[RLJob, str]:
     for document in documents:
         items = document.get("items") if isinstance(document, dict) else None
         objects += items if isinstance(items, list) else [document]
-    kinds = [o.get("kind") for o in objects if isinstance(o, dict)]
-    first = next((o for o in objects if isinstance(o, dict) and o.get("kind") == "RLJob"), None)
-    if first is None and len(objects) != 1:
-        there = ", ".join(sorted({str(kind) for kind in kinds if kind})) or "nothing that has a kind"
-        _fail(
-            f"{source}: there is no RLJob in it, only {there}: write one with apiVersion: rljob.dev/v1alpha1 and kind: RLJob"
-        )
+    if not objects:
+        _fail(f"{source}: there is nothing in it: write an RLJob, with apiVersion, kind, metadata and spec")
+    first = next((o for o in objects if isinstance(o, dict) and o.get("kind") == "RLJob"), objects[0])
+    if isinstance(first, dict) and "kind" not in first and "samplers" in first:
+        _fail(f"{source}: this is a scenario and no RLJob: rljob simulate {source}")
     try:
-        return read_job(objects[0] if first is None else first), source
+        return read_job(first), source
     except InvalidJobError as error:
-        _fail("\nrljob: ".join(f"{source}: {problem}" for problem in error.problems))
+        _fail("\n".join(f"{source}: {problem}" for problem in error.problems))
+
+
+def _has_kind(text: str) -> bool:
+    """Whether a text is a Kubernetes object: whoever mixes up the two commands should be told, not corrected key by key."""
+    return any(line.rstrip() == "kind: RLJob" for line in text.splitlines())
 
 
 def _rooms(nodes: str | None, gpus: int) -> tuple[Room, ...]:
