@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 
 from rljob_planner.calibrate import Calibration
-from rljob_planner.evaluation import quick_steps, simulated, slice_of, warmup_steps
+from rljob_planner.evaluation import full_steps, quick_steps, simulated, slice_of, warmup_steps
 from rljob_planner.job import Job
 from rljob_planner.layouts import Space
 from rljob_planner.lengths import LengthDistribution
@@ -69,7 +69,7 @@ def synchronous(job: Job, space: Space, best: Split, calibration: Calibration, s
 def elasticity(job: Job, best: Evaluation, calibration: Calibration, seed: int) -> Elasticity:
     """The slopes d ln period / d ln x at the best split: central differences under the same random numbers."""
     warmup = warmup_steps(job)
-    steps = 2 * quick_steps(job)
+    steps = full_steps(job) // 2
 
     def slope(jobs: tuple[Job, Job] = (job, job), **names: str) -> float | None:
         periods_s: list[float] = []

@@ -35,7 +35,7 @@ BUSY = 0.95
 WAITING = 0.90
 """Share of time up to which the trainer waits for samplers."""
 
-_LONG_SAMPLES, _SHORT_SAMPLES = 160_000, 48_000
+_LONG_SAMPLES, _SHORT_SAMPLES = 100_000, 36_000
 _BLOCKS = 8
 _RUNAWAY_BATCHES = 3
 """Batches in a queue without an end from which on it counts as growing and not as fluctuating."""
