@@ -173,7 +173,7 @@ class World:
         url = f"http://127.0.0.1:{self._operator_port}/healthz"
         self._run(
             "operator",
-            [sys.executable, "-m", "rljob_operator"],
+            [str(Path(sys.executable).parent / "rljob"), "operator", "run"],
             {
                 "KUBECONFIG": str(self.plane.service_account_kubeconfig(SYSTEM, "rljob-operator")),
                 "RLJOB_OPERATOR_PROMETHEUS_URL": self._prometheus.url,

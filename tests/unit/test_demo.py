@@ -11,6 +11,7 @@ import pytest
 import yaml
 from rich.console import Console
 
+from dev.controlplane import NodeSpec
 from dev.demo.history import JobHistory, Move, label
 from dev.demo.ledger import PodLedger
 from dev.demo.outcome import (
@@ -24,6 +25,7 @@ from dev.demo.outcome import (
     staleness_held,
     staleness_summary,
 )
+from dev.demo.planned import best_split
 from dev.demo.timeline import page
 from dev.demo.view import LineView, Picture, render, spark
 from dev.demo.world import HERE
@@ -323,3 +325,11 @@ def test_the_demos_own_files_are_read() -> None:
     assert spec.workload.response_tokens.cv == config.lengths.cv
     assert config.truth.decode.speed != 1.0
     assert config.truth.train.speed != 1.0
+
+
+def test_the_best_split_of_the_demos_job_changes_as_responses_grow() -> None:
+    spec = yaml.safe_load((HERE / "job.yaml").read_text())["spec"]
+    trace = load(HERE / "emulator.yaml").lengths.trace
+    nodes = NodeSpec(count=8, gpus_per_node=8)
+    first, last = (best_split(spec, mean, nodes) for mean in (trace[0][1], trace[-1][1]))
+    assert first["trainers"]["replicas"] > last["trainers"]["replicas"]
