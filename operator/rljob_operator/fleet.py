@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
-from rljob_operator.gate import is_gated, is_terminal
+from rljob_operator.gate import has_ended, is_gated
 from rljob_operator.rebalance import PodView
 from rljob_operator.status import Fleet
 
@@ -68,13 +68,13 @@ def view(pod: Json) -> PodView:
 
 
 def views(pods: Iterable[Json]) -> tuple[PodView, ...]:
-    """The pods that exist for a move: finished ones hold no GPUs and do not count."""
-    return tuple(view(pod) for pod in pods if not is_terminal(pod))
+    """The pods that exist for a move: those that have ended hold no GPUs and do not count."""
+    return tuple(view(pod) for pod in pods if not has_ended(pod))
 
 
 def fleet(role: str, wanted: int, pods: Iterable[Json], workload: Json | None) -> Fleet:
     """The state of one role's pods; terminating ones count as existing, never as ready."""
-    mine = [pod for pod in pods if role_of(pod) == role and not is_terminal(pod)]
+    mine = [pod for pod in pods if role_of(pod) == role and not has_ended(pod)]
     staying = [pod for pod in mine if not is_terminating(pod)]
     return Fleet(
         wanted=wanted,

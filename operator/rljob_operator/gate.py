@@ -72,13 +72,19 @@ def is_ready(pod: Pod) -> bool:
 
 
 def is_held(pod: Pod) -> bool:
-    """Whether the pod holds GPUs: bound or without our gate, and not terminal.
+    """Whether the pod holds GPUs: bound or without our gate, and not ended.
 
     An ungated pod that is not bound yet counts, since nothing keeps the scheduler from binding it the next moment. A
-    terminating pod counts until it is gone: its containers may run for the whole grace period.
+    terminating pod counts until it is gone, also when its phase says that it has ended: whoever counts pods that exist must
+    never see more than the budget. One that ended by itself (evicted, say) has given its GPUs back and may lie about for ever.
     """
     bound = bool((pod.get("spec") or {}).get("nodeName"))
-    return (bound or not is_gated(pod)) and not is_terminal(pod)
+    return (bound or not is_gated(pod)) and not has_ended(pod)
+
+
+def has_ended(pod: Pod) -> bool:
+    """Whether the pod is terminal and nobody is deleting it: an object without GPUs."""
+    return is_terminal(pod) and not is_terminating(pod)
 
 
 def role_of(pod: Pod) -> str:

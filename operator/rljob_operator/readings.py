@@ -251,7 +251,7 @@ class Telemetry:
     trained_samples_per_step: Reading[float] = field(default_factory=_missing)
     """Samples that a step consumed."""
     trained_tokens_per_sample: Reading[float] = field(default_factory=_missing)
-    """Tokens (prompt and response) of a trained sample."""
+    """Response tokens of a trained sample."""
     response_lengths: Reading[LengthHistogram] = field(default_factory=Reading.missing)
     """Lengths of the responses of the window, uncorrected."""
     response_trend: Reading[Trend] = field(default_factory=Reading.missing)
