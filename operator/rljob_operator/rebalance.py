@@ -222,10 +222,18 @@ def start(
     )
 
 
+def present_split(move: MoveStatus) -> Split:
+    """The split that the workloads have been told in the present phase of a move."""
+    now_targets = targets(move.from_split, move)
+    for split in (move.to_split, move.from_split):
+        if now_targets == Targets(split.samplers.replicas, split.trainers.replicas):
+            return split
+    return with_replicas(move.to_split, now_targets.samplers, now_targets.trainers)
+
+
 def roll_back(move: MoveStatus, observation: Observation, deadlines: Deadlines, why: str) -> MoveStatus:
     """The move back to the split before ``move``, from wherever it stands; as safe as any move, since it is one."""
-    now_targets = targets(move.from_split, move)
-    here = with_replicas(move.to_split, now_targets.samplers, now_targets.trainers)
+    here = present_split(move)
     shrinks = (
         here.samplers.replicas > move.from_split.samplers.replicas
         or here.trainers.replicas > move.from_split.trainers.replicas
@@ -247,10 +255,11 @@ def roll_back(move: MoveStatus, observation: Observation, deadlines: Deadlines, 
     )
 
 
-def advance(move: MoveStatus, observation: Observation, deadlines: Deadlines) -> Step:
+def advance(move: MoveStatus, observation: Observation, deadlines: Deadlines, *, may_roll_back: bool = True) -> Step:
     """Looks once at a move: whether its phase is done, waits on, or has missed its deadline.
 
-    At most one phase is left per call, so that each is persisted before it is acted on.
+    At most one phase is left per call, so that each is persisted before it is acted on. A move may not roll back where the
+    split before it breaks the spec, as after a cut of the budget; it then waits and goes on as a move back does.
     """
     done, waiting_for = _PHASES[move.phase](move, observation)
     late = observation.now_s > epoch_s(move.deadline)
@@ -259,7 +268,7 @@ def advance(move: MoveStatus, observation: Observation, deadlines: Deadlines) ->
     if late and move.phase is MovePhase.DRAIN:
         step = _next(move, observation, deadlines)
         return Step(step.move, note=f"Drain timed out: {waiting_for}; going on", drain_timed_out=True)
-    if late and move.rolling_back:
+    if late and (move.rolling_back or not may_roll_back):
         if move.phase in (MovePhase.ANNOUNCE, MovePhase.VERIFY) and _only_acknowledgement(move, observation):
             step = _next(move, observation, deadlines)
             return Step(step.move, step.split, step.outcome, note=f"Went on without an acknowledgement: {waiting_for}")

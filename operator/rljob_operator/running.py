@@ -81,7 +81,11 @@ class Running:
         if fresh and telemetry is not None:
             self._report_observed(this, telemetry)
         if move is not None:
-            self._advance(this, move, published_generation)
+            broken = planning.violations(this.spec, move.to_split)
+            if broken:
+                self._give_up(this, move, broken)
+            else:
+                self._advance(this, move, published_generation)
             return
         assert this.before.split is not None
         broken = planning.violations(this.spec, this.before.split)
@@ -201,7 +205,12 @@ class Running:
         )
 
     def _advance(self, this: Pass, move: MoveStatus, published_generation: int) -> None:
-        step = rebalance.advance(move, self._observation(this, published_generation), self._deadlines(this))
+        step = rebalance.advance(
+            move,
+            self._observation(this, published_generation),
+            self._deadlines(this),
+            may_roll_back=not planning.violations(this.spec, move.from_split),
+        )
         if step.drain_timed_out:
             self._metrics.drain_timed_out(*this.key)
         if step.note:
@@ -212,6 +221,28 @@ class Running:
             return
         assert step.split is not None
         self._end_move(this, move, step.split, str(step.outcome))
+
+    def _give_up(self, this: Pass, move: MoveStatus, broken: tuple[str, ...]) -> None:
+        """The spec was edited so that the split which a move leads to breaks it: stay on what is there, and plan from that."""
+        split, now = rebalance.present_split(move), timestamp(this.now_s)
+        message = f"the move to {move.to_split.label()} is given up in {move.phase.value} at {split.label()}, because {broken[0]}"
+        decision = DecisionStatus(
+            at=now,
+            code=DecisionCode.MOVE_ROLLED_BACK,
+            message=message,
+            from_split=move.from_split,
+            to_split=split,
+        )
+        this.update(
+            split=split,
+            rebalance=None,
+            moves=this.before.moves.model_copy(update={"last_ended_at": now, "last_outcome": "RolledBack"}),
+            decisions=status.remember(this.before.decisions, decision),
+        )
+        this.said.append(("Normal", "MoveGivenUp", message))
+        self._metrics.move_ended(*this.key, "RolledBack")
+        self.latest = None
+        this.soon(0.0)
 
     def _end_move(self, this: Pass, move: MoveStatus, split: Split, outcome: str) -> None:
         committed = outcome == "Committed"

@@ -159,6 +159,25 @@ def test_a_move_back_waits_for_ever_rather_than_breaking_the_budget() -> None:
     assert rebalance.targets(before, late) == Targets(8, 1)
 
 
+def test_a_move_out_of_a_split_that_breaks_the_spec_goes_on_without_an_acknowledgement() -> None:
+    before, after = split(8, 2), split(4, 1)
+    silent = seen(acknowledged_generation=None, running_by_pod={}, metrics_flow=False)
+    move = begin(before, after, silent)
+    for phase, samplers, trainers in (
+        (MovePhase.DRAIN, 8, 2),
+        (MovePhase.SHRINK, 8, 2),
+        (MovePhase.GROW, 4, 1),
+        (MovePhase.VERIFY, 4, 1),
+    ):
+        late = replace(silent, now_s=rebalance.epoch_s(move.deadline) + 1.0, pods=pods(samplers, trainers))
+        found = rebalance.advance(move, late, DEADLINES, may_roll_back=False).move
+        assert found is not None
+        assert (found.phase, found.rolling_back) == (phase, False)
+        move = found
+    late = replace(silent, now_s=rebalance.epoch_s(move.deadline) + 1.0, pods=pods(4, 1), published_generation=9)
+    assert rebalance.advance(move, late, DEADLINES, may_roll_back=False).outcome == "Committed"
+
+
 @dataclass
 class World:
     """A cluster in miniature: workloads with pods that gate, start, drain and end in their own time."""
