@@ -84,6 +84,11 @@ def fleet(role: str, wanted: int, pods: Iterable[Json], workload: Json | None) -
         gated=sum(is_gated(pod) for pod in staying),
         unschedulable=_unschedulable(staying),
         refused=_refused(workload),
+        leaving=tuple(
+            str(pod["metadata"]["name"])
+            for pod in mine
+            if is_terminating(pod) and (pod["spec"].get("nodeName") or not is_gated(pod))
+        ),
         broken=tuple(_broken(staying)),
     )
 

@@ -18,7 +18,7 @@ import aiohttp
 import kopf
 
 from rljob_operator import fleet
-from rljob_operator.cluster import Cluster, Json
+from rljob_operator.cluster import Cluster, ClusterError, Json
 from rljob_operator.config import Config
 from rljob_operator.metrics import OperatorMetrics
 from rljob_operator.reconcile import Reconciler
@@ -66,6 +66,12 @@ class Memo:
         for job in self.jobs.values() if uid is None else filter(None, [self.jobs.get(uid)]):
             job.wake.set()
 
+    def wake_namespace(self, namespace: str) -> None:
+        """Wakes the jobs of a namespace."""
+        for job in self.jobs.values():
+            if job.namespace == namespace:
+                job.wake.set()
+
     async def run(self, job: JobTask) -> None:
         """Runs passes over a job until it is gone; an error delays the next pass and ends nothing."""
         assert self.cluster is not None
@@ -86,11 +92,14 @@ class Memo:
             try:
                 delay_s = await reconciler.run_pass()
                 failures = 0
-            except Exception:
+            except Exception as error:
                 failures += 1
                 delay_s = min(60.0, 0.5 * 2**failures)
                 self.metrics.reconcile_failed(job.namespace, job.name)
-                logger.exception("%s/%s: the pass failed, again in %.0f s", job.namespace, job.name, delay_s)
+                # What the API server refused is all in its message; a traceback is for what nobody foresaw.
+                unforeseen = not isinstance(error, ClusterError)
+                words = "%s/%s: the pass failed, again in %.0f s: %s"
+                logger.error(words, job.namespace, job.name, delay_s, error, exc_info=unforeseen)
             job.last_pass_s = time.monotonic()
             if delay_s is None:
                 return
@@ -226,8 +235,8 @@ def registry(config: Config) -> tuple[kopf.OperatorRegistry, Memo]:
         memo.wake(labels.get(UID_LABEL))
 
     @kopf.on.event("v1", "resourcequotas", registry=found)
-    async def on_quota(**_: Any) -> None:
-        memo.wake(None)
+    async def on_quota(namespace: str | None, **_: Any) -> None:
+        memo.wake_namespace(namespace or "")
 
     return found, memo
 

@@ -66,6 +66,11 @@ PROGRESS = frozenset({"WaitingForPods", "WaitingForBudget", "PodsNotReady", "Sto
 """Reasons that every job passes through: they stand in the conditions and are no event."""
 
 
+def holds(current: Iterable[Condition], kind: ConditionType) -> bool:
+    """Whether a condition is there and True."""
+    return any(condition.type is kind and condition.status == "True" for condition in current)
+
+
 def is_good(condition: Condition) -> bool:
     """Whether a condition has its wished status."""
     return condition.status == ("False" if condition.type in BAD_WHEN_TRUE else "True")
@@ -127,6 +132,8 @@ class Fleet:
     """The scheduler's words on the first pod that it can't place."""
     refused: str | None = None
     """The API server's words on pods that the workload can't create (quota, admission)."""
+    leaving: tuple[str, ...] = ()
+    """Pods that are being deleted and still hold their GPUs."""
     broken: tuple[str, ...] = ()
     """Pods that crash or can't start, with the reason."""
 
@@ -159,10 +166,20 @@ def scheduled(samplers: Fleet, trainers: Fleet, budget: int, held: int) -> Verdi
             )
     gated = samplers.gated + trainers.gated
     if gated:
+        leaving = (*samplers.leaving, *trainers.leaving)
+        if leaving:
+            shown = ", ".join(leaving[:3]) + (f" and {len(leaving) - 3} more" if len(leaving) > 3 else "")
+            remedy = (
+                f"{shown} {'is' if len(leaving) == 1 else 'are'} still terminating; if that does not end, look at the node, and "
+                "delete with --force only once the containers are known to be dead"
+            )
+        else:
+            remedy = "if that does not change, look for pods that carry the job's labels and are none of its own"
         return Verdict(
             False,
             "WaitingForBudget",
-            f"{gated} pods wait behind the budget gate: {held} of {budget} GPUs are held by pods that are not gone yet",
+            f"{gated} {'pod waits' if gated == 1 else 'pods wait'} behind the budget gate: {held} of {budget} GPUs are held by "
+            f"pods that are not gone yet; {remedy}",
         )
     missing = max(0, samplers.wanted - samplers.bound) + max(0, trainers.wanted - trainers.bound)
     if missing:

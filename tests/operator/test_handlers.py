@@ -66,3 +66,10 @@ async def test_a_task_that_is_cancelled_with_its_job_stays_ended(monkeypatch: py
     await asyncio.gather(first, return_exceptions=True)
     await asyncio.sleep(0)
     assert job.task is first
+
+
+def test_a_quota_wakes_the_jobs_of_its_namespace_alone() -> None:
+    memo = Memo(Config())
+    memo.jobs = {uid: JobTask(namespace, "job", uid) for uid, namespace in (("u1", "one"), ("u2", "two"))}
+    memo.wake_namespace("one")
+    assert {uid: job.wake.is_set() for uid, job in memo.jobs.items()} == {"u1": True, "u2": False}
