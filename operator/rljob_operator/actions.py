@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from rljob_operator import children, gate
@@ -38,6 +38,8 @@ class Actions:
         self._view = view
         self._uid = uid
         self._said: dict[str, str] = {}
+        self._layout: dict[str, Any] | None = None
+        self._layout_version = 0
 
     async def apply_children(self, job: RLJob, split: Split, targets: Targets) -> tuple[str, ...]:
         """Brings workloads and Services to their desired state; returns what somebody else had edited, in words."""
@@ -58,32 +60,50 @@ class Actions:
             await self._cluster.apply(desired)
         return tuple(edits)
 
-    def published(self, job: RLJob) -> Mapping[str, Any] | None:
-        """The layout that the API server holds, None if there is none."""
+    def published(self, job: RLJob) -> dict[str, Any] | None:
+        """The layout that the API server holds; None if there is none, or one that somebody made unreadable.
+
+        While the view lags behind what this process wrote, that counts.
+        """
         live = self._view.child(self._uid, "ConfigMap", children.layout_name(job))
-        text = None if live is None else (live.get("data") or {}).get(LAYOUT_FILE)
-        if text is None:
+        if live is None:
+            # Deleted by somebody, or not seen yet: writing it again is right in both cases.
+            self._layout = None
             return None
-        try:
-            layout = json.loads(text)
-        except ValueError:
-            return None
-        return layout if isinstance(layout, dict) else None
+        if self._layout is not None and _version(live) < self._layout_version:
+            return self._layout
+        return readable_layout((live.get("data") or {}).get(LAYOUT_FILE))
 
     async def publish_layout(self, job: RLJob, text: str, generation: int, pods: Iterable[Json]) -> None:
         """Writes the layout, then touches the pods so that their volumes follow soon."""
-        await self._cluster.apply(children.layout_config_map(job, text))
+        written = await self._cluster.apply(children.layout_config_map(job, text))
+        self._layout, self._layout_version = readable_layout(text), _version(written)
         touch = {"metadata": {"annotations": {LAYOUT_ANNOTATION: str(generation)}}}
         for pod in pods:
             if gate.is_held(pod) and not gate.is_terminating(pod):
                 await self._patch_pod(pod, touch)
 
     async def price_victims(self, pods: Iterable[Json], victims: Collection[str]) -> None:
-        """Gives the victims the lowest deletion cost, so that the scale-down that follows removes them and no others."""
+        """Gives the victims the lowest deletion cost, so that the scale-down that follows removes them and no others.
+
+        A victim of an earlier move that was rolled back is none any more.
+        """
         for pod in pods:
             meta = pod["metadata"]
-            if meta["name"] in victims and meta.get("annotations", {}).get(DELETION_COST) != VICTIM_COST:
-                await self._patch_pod(pod, {"metadata": {"annotations": {DELETION_COST: VICTIM_COST}}})
+            priced = (meta.get("annotations") or {}).get(DELETION_COST) == VICTIM_COST
+            if (meta["name"] in victims) != priced:
+                cost = None if priced else VICTIM_COST
+                await self._patch_pod(pod, {"metadata": {"annotations": {DELETION_COST: cost}}})
+
+    @staticmethod
+    def liftable(job: RLJob, targets: Targets, gpu_resources: Collection[str], pods: Iterable[Json]) -> tuple[str, ...]:
+        """Names of the pods whose gates the budget has room to lift, as far as ``pods`` tell."""
+        return gate.pods_to_lift(
+            pods,
+            budget=job.spec.gpus,
+            gpu_resource=gpu_resources,
+            wanted={gate.SAMPLER: targets.samplers, gate.TRAINER: targets.trainers},
+        )
 
     async def lift_gates(self, job: RLJob, targets: Targets, gpu_resources: Collection[str]) -> int:
         """Lifts the gates of the pods that the budget has room for; returns how many.
@@ -93,12 +113,7 @@ class Actions:
         """
         namespace = str(job.metadata["namespace"])
         pods = await self._cluster.list(PODS, namespace, f"{gate.UID_LABEL}={self._uid}")
-        names = gate.pods_to_lift(
-            pods,
-            budget=job.spec.gpus,
-            gpu_resource=gpu_resources,
-            wanted={gate.SAMPLER: targets.samplers, gate.TRAINER: targets.trainers},
-        )
+        names = self.liftable(job, targets, gpu_resources, pods)
         by_name = {gate.name_of(pod): pod for pod in pods}
         lifted = 0
         for name in names:
@@ -123,12 +138,11 @@ class Actions:
                 raise
         return None
 
-    async def say(self, job: RLJob, kind: str, reason: str, message: str, *, now_s: float) -> None:
-        """Posts an event on the RLJob; the same words in a row are said once."""
+    async def say(self, meta: Json, kind: str, reason: str, message: str, *, now_s: float) -> None:
+        """Posts an event on the RLJob with the metadata ``meta``; the same words in a row are said once."""
         if self._said.get(reason) == message:
             return
         self._said[reason] = message
-        meta = job.metadata
         seed = f"{self._uid}/{reason}/{message}/{now_s}".encode()
         body = {
             "apiVersion": "v1",
@@ -167,3 +181,20 @@ class Actions:
         except ClusterError as error:
             if error.status != 404:
                 raise
+
+
+def readable_layout(text: str | None) -> dict[str, Any] | None:
+    """A layout as the operator writes it; None for what it could not have written."""
+    try:
+        layout = json.loads(text or "")
+        int(layout["generation"])
+        [endpoint["pod"] for endpoint in layout["samplers"]["endpoints"]]
+    except (ValueError, TypeError, KeyError):
+        return None
+    return dict(layout)
+
+
+def _version(obj: Json) -> int:
+    """The resourceVersion of an object as a number, which Kubernetes lets one compare for order."""
+    text = str(obj["metadata"].get("resourceVersion", ""))
+    return int(text) if text.isdigit() else 0

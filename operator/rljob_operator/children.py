@@ -148,6 +148,8 @@ def trial_pods(job: RLJob, split: Split) -> tuple[dict[str, Any], ...]:
         template = _checked_template(job, role, split)
         head = _head(job, role, "v1", "Pod", f"{job.metadata['name']}-trial-{role}")
         pods.append({**head, "metadata": {**template["metadata"], **head["metadata"]}, "spec": template["spec"]})
+        # A generated name can't be taken by a pod of somebody else.
+        pods[-1]["metadata"]["generateName"] = pods[-1]["metadata"].pop("name") + "-"
         pods[-1]["metadata"]["labels"] = template["metadata"]["labels"]
     return tuple(pods)
 

@@ -13,15 +13,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
 from dataclasses import replace
-from typing import Any
 
 import aiohttp
 from pydantic import ValidationError
 from rljob_planner.search import Plan
 
-from rljob_operator import children, fleet, gate, planning, status
+from rljob_operator import children, fleet, gate, planning, status, trouble
 from rljob_operator.actions import Actions
 from rljob_operator.cluster import RLJOBS, Cluster, ClusterError, Json
 from rljob_operator.config import Config
@@ -46,8 +46,14 @@ from rljob_planner.api.status import (
 
 AT_ONCE_S = 0.0
 
+CONFLICT_S = 0.2
+"""Pause after somebody else wrote first: longer than their write, too short to be noticed."""
+
 REPLAN_AFTER_S = 60.0
 """How long an answer to the first plan stands while nothing has changed: quotas and admission may change unseen."""
+
+
+logger = logging.getLogger(__name__)
 
 
 class Reconciler:
@@ -74,29 +80,44 @@ class Reconciler:
         self._uid = uid
         self._actions = Actions(cluster, view, uid)
         self._running = Running(session, config, metrics)
-        self._published: dict[str, Any] | None = None
+        self._failures = 0
         self._plan: tuple[object, float, Plan | Verdict] | None = None
 
     async def run_pass(self) -> float | None:
-        """Runs one pass; returns the seconds until the next at the latest, or None when the job is gone."""
-        began = time.monotonic()
+        """Runs one pass; returns the seconds until the next at the latest, or None when the job is gone.
+
+        A pass that fails again says so on the job before it raises: what nobody can read in the status, nobody repairs.
+        """
         raw = await self._cluster.get(RLJOBS, self._namespace, self._name)
         if raw is None or raw["metadata"]["uid"] != self._uid or raw["metadata"].get("deletionTimestamp"):
             return None
-        before = RLJobStatus.model_validate(raw.get("status") or {})
+        try:
+            delay_s = await self._pass(raw)
+        except Exception as error:
+            if isinstance(error, ClusterError) and error.conflict:
+                return CONFLICT_S
+            self._failures += 1
+            if self._failures > 1 and not trouble.is_passing(error):
+                await self._report_trouble(raw, trouble.failed(error))
+            raise
+        self._failures = 0
+        return delay_s
+
+    async def _pass(self, raw: Json) -> float:
+        began = time.monotonic()
+        try:
+            before = RLJobStatus.model_validate(raw.get("status") or {})
+        except ValidationError as error:
+            await self._report_trouble(raw, trouble.unreadable_status(error, self._namespace, self._name))
+            return self._config.idle_tick_s
         try:
             job = RLJob.model_validate({key: raw[key] for key in ("apiVersion", "kind", "metadata", "spec")})
         except ValidationError as error:
             await self._report_invalid(raw, before, error)
             return self._config.idle_tick_s
         this = self._gather(job, raw, before)
-        try:
-            await self._act(this)
-            await self._look(this)
-        except ClusterError as error:
-            if not error.conflict:
-                raise
-            return AT_ONCE_S
+        await self._act(this)
+        await self._look(this)
         await self._report(this)
         self._metrics.reconciled(self._namespace, self._name, time.monotonic() - began)
         if this.again_s is None:
@@ -142,8 +163,13 @@ class Reconciler:
         try:
             edits = await self._actions.apply_children(this.job, move.to_split if move else split, this.targets)
         except children.TemplateError as error:
+            edits = ()
             this.verdicts[ConditionType.PLANNED] = Verdict(False, "InvalidTemplate", str(error))
-            return
+        except ClusterError as error:
+            if not error.rejected:
+                raise
+            edits = ()
+            this.verdicts[ConditionType.PLANNED] = trouble.refused(error)
         for edit in edits:
             this.said.append(
                 (
@@ -152,7 +178,8 @@ class Reconciler:
                     f"{edit} was edited by somebody else and is restored; change the RLJob instead",
                 )
             )
-        if any(gate.is_gated(pod) and not gate.is_terminating(pod) for pod in this.pods):
+        # The view wakes the job when GPUs come free; asking the API server until then would only load it.
+        if self._actions.liftable(this.job, this.targets, this.gpu_resources, this.pods):
             lifted = await self._actions.lift_gates(this.job, this.targets, this.gpu_resources)
             if lifted == 0:
                 this.soon(1.0)
@@ -162,7 +189,7 @@ class Reconciler:
         split, move, targets = this.before.split, this.before.rebalance, this.targets
         assert split is not None
         assert targets is not None
-        live = self._latest_layout(this)
+        live = self._actions.published(this.job)
         generation = 0 if live is None else int(live["generation"])
         samplers = [pod for pod in this.pods if gate.role_of(pod) == gate.SAMPLER]
         if stopping(this.spec, this.before):
@@ -187,26 +214,15 @@ class Reconciler:
             in_flight_cap=split.in_flight if move is None else move.to_split.in_flight,
             rendezvous=children.rendezvous(this.job),
         )
-        if live is not None and _same_text(wished.to_json(), live):
+        if live is not None and json.loads(wished.to_json()) == live:
             return
         generation = max(generation, this.before.layout_generation) + 1
         text = replace(wished, generation=generation).to_json()
         await self._actions.publish_layout(this.job, text, generation, this.pods)
-        self._published = _parsed(text)
-
-    def _latest_layout(self, this: Pass) -> dict[str, Any] | None:
-        """The newest layout that is known: the view may lag behind what this process wrote."""
-        live = self._actions.published(this.job)
-        candidates = [layout for layout in (live, self._published) if layout is not None]
-        if live is None and self._view.child(self._uid, "ConfigMap", children.layout_name(this.job)) is None:
-            # Deleted by somebody, or not seen yet: writing it again is right in both cases.
-            self._published = None
-            return None
-        return max((dict(layout) for layout in candidates), key=lambda layout: int(layout["generation"]), default=None)
 
     async def _look(self, this: Pass) -> None:
         """Looks at what became of it and decides what should be done next."""
-        layout = self._latest_layout(this)
+        layout = self._actions.published(this.job)
         if layout is not None:
             this.update(layout_generation=max(this.before.layout_generation, int(layout["generation"])))
         if this.before.phase is Phase.COMPLETE:
@@ -222,14 +238,15 @@ class Reconciler:
                 False, "Suspended", "spec.suspend is true: set it to false to resume"
             )
             if this.before.rebalance is not None:
-                this.update(rebalance=None, split=this.before.rebalance.from_split)
+                move = this.before.rebalance
+                this.update(rebalance=None, split=move.to_split if move.rolling_back else move.from_split)
             if this.some_exist:
                 await self._running.watch_drain(this)
             return
         await self._running.look(this, self._published_generation(this))
 
     def _published_generation(self, this: Pass) -> int:
-        layout = self._latest_layout(this)
+        layout = self._actions.published(this.job)
         return 0 if layout is None else int(layout["generation"])
 
     async def _plan_first(self, this: Pass) -> None:
@@ -285,12 +302,21 @@ class Reconciler:
             f"a pod made from the template is refused: {refusal.message}; correct the template, nothing was created",
         )
 
+    async def _report_trouble(self, raw: Json, verdict: Verdict) -> None:
+        """Says on the job, whatever its status looks like, that nothing can be done for it and why."""
+        now_s = time.time()
+        now = trouble.degraded(raw, verdict, now_s)
+        try:
+            if now != raw.get("status"):
+                await self._cluster.put_status(RLJOBS, self._namespace, self._name, {**raw, "status": now})
+            await self._actions.say(raw["metadata"], "Warning", verdict.reason, verdict.message, now_s=now_s)
+        except ClusterError as error:
+            logger.warning(
+                "%s/%s: the trouble could not be written to the status: %s", self._namespace, self._name, error
+            )
+
     async def _report_invalid(self, raw: Json, before: RLJobStatus, error: ValidationError) -> None:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        verdict = Verdict(
-            False, "InvalidSpec", f"{where}: {first['msg']}; the job is left as it is until the spec is corrected"
-        )
+        verdict = trouble.invalid_spec(error)
         now = before.model_copy(
             update={
                 "conditions": status.conditions(
@@ -304,6 +330,7 @@ class Reconciler:
         )
         if now != before:
             await self._write(raw, now)
+        await self._actions.say(raw["metadata"], "Warning", verdict.reason, verdict.message, now_s=time.time())
 
     async def _report(self, this: Pass) -> None:
         """Completes the conditions and writes the status if it says something new; then posts events."""
@@ -322,11 +349,16 @@ class Reconciler:
                 pegged=calibration is not None and calibration.pegged,
                 overdue=move is not None and this.now_s > epoch_s(move.deadline),
             )
+            if this.now.split is not None and not status.holds(this.before.conditions, ConditionType.PLANNED):
+                this.verdicts.setdefault(
+                    ConditionType.PLANNED, Verdict(True, "Planned", f"{this.now.split.label()} keeps to the spec")
+                )
+        elif any(c.type is ConditionType.DEGRADED for c in this.before.conditions):
+            this.verdicts[ConditionType.DEGRADED] = Verdict(False, "AsExpected", "nothing needs a person")
         generation = int(this.raw["metadata"]["generation"])
-        planned = this.verdicts.get(ConditionType.PLANNED)
         phase = status.phase_of(
             previous=this.before.phase,
-            planned=this.now.split is not None and (planned is None or planned.status is not False),
+            planned=this.now.split is not None,
             suspended=this.spec.suspend,
             move=move,
             all_ready=this.all_ready,
@@ -349,7 +381,7 @@ class Reconciler:
             kind = "Normal" if status.is_good(condition) else "Warning"
             this.said.append((kind, condition.reason, condition.message))
         for kind, reason, message in this.said:
-            await self._actions.say(this.job, kind, reason, message, now_s=this.now_s)
+            await self._actions.say(this.raw["metadata"], kind, reason, message, now_s=this.now_s)
 
     def _measure(self, this: Pass, held: int) -> None:
         """Brings the operator's own metrics of the job up to date."""
@@ -367,12 +399,9 @@ class Reconciler:
 
     async def _write(self, raw: Json, now: RLJobStatus) -> None:
         body = {**raw, "status": now.model_dump(mode="json", by_alias=True, exclude_none=True)}
-        await self._cluster.put_status(RLJOBS, self._namespace, self._name, body)
-
-
-def _parsed(text: str) -> dict[str, Any]:
-    return dict(json.loads(text))
-
-
-def _same_text(text: str, live: dict[str, Any]) -> bool:
-    return _parsed(text) == live
+        try:
+            await self._cluster.put_status(RLJOBS, self._namespace, self._name, body)
+        except ClusterError as error:
+            # Deleted in the meantime: the next pass finds that out and ends.
+            if error.status != 404:
+                raise

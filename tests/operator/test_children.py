@@ -288,7 +288,7 @@ def test_gpus_that_the_user_wrote_are_replaced_with_a_note() -> None:
 
 def test_trial_pods_are_the_pods_of_the_workloads() -> None:
     sampler, trainer = trial_pods(job(), SPLIT)
-    assert [p["metadata"]["name"] for p in (sampler, trainer)] == ["mine-trial-sampler", "mine-trial-trainer"]
+    assert [p["metadata"]["generateName"] for p in (sampler, trainer)] == ["mine-trial-sampler-", "mine-trial-trainer-"]
     assert sampler["kind"] == "Pod"
     assert is_gated(sampler)
     assert is_gated(trainer)
