@@ -6,11 +6,10 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-from rljob_planner.search import plan
-
 from dev.controlplane import NodeSpec
 from rljob_planner.api.spec import RLJobSpec
 from rljob_planner.placement import Room
+from rljob_planner.search import plan
 
 
 def best_split(spec: Mapping[str, Any], response_tokens_mean: float, nodes: NodeSpec) -> dict[str, Any]:

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import math
 
-from rljob_planner.search import Plan
-
 from rljob_operator.measured import calibrated as calibrated
 from rljob_operator.outlook import Outlook
 from rljob_operator.rebalance import epoch_s
@@ -25,6 +23,7 @@ from rljob_operator.status import remember, rounded
 from rljob_planner.api.spec import RebalanceMode, Resize
 from rljob_planner.api.status import DecisionCode, DecisionStatus
 from rljob_planner.errors import PlanningError
+from rljob_planner.search import Plan
 from rljob_planner.split import Split
 
 CAP_DEADBAND = 0.10

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import math
 
-from rljob_planner.search import Plan
-
 from rljob_operator.readings import LengthHistogram, corrected_lengths, finished_age_s
 from rljob_operator.rebalance import with_replicas
 from rljob_operator.situation import Planner, Situation
 from rljob_planner.api.spec import Objective
 from rljob_planner.lengths import LengthDistribution
+from rljob_planner.search import Plan
 from rljob_planner.split import Split
 
 START_S = 180.0

@@ -6,8 +6,6 @@ interpreter lock.
 
 from __future__ import annotations
 
-from rljob_planner.search import Plan, PlanningError, plan
-
 from rljob_operator import inventory as inventories
 from rljob_operator.inventory import Inventory
 from rljob_operator.rebalance import timestamp
@@ -15,6 +13,7 @@ from rljob_operator.status import Verdict, rounded
 from rljob_planner.api.spec import RLJobSpec
 from rljob_planner.api.status import PlanStatus, RunTime, Spread, StalenessSummary
 from rljob_planner.calibrate import Calibration
+from rljob_planner.search import Plan, PlanningError, plan
 from rljob_planner.split import SamplerSplit, Split, TrainerSplit
 
 

@@ -19,7 +19,6 @@ from dataclasses import replace
 
 import aiohttp
 from pydantic import ValidationError
-from rljob_planner.search import Plan
 
 from rljob_operator import children, fleet, gate, planning, status, trouble
 from rljob_operator.actions import Actions
@@ -43,6 +42,7 @@ from rljob_planner.api.status import (
     Phase,
     RLJobStatus,
 )
+from rljob_planner.search import Plan
 
 AT_ONCE_S = 0.0
 
