@@ -16,6 +16,9 @@ from rljob_planner.errors import PlanningError
 from rljob_planner.placement import Room
 from rljob_planner.split import Split
 
+MOST_RUNNING = 4.0
+"""Running samples over those that a replica was told to take, beyond which the reading is no measurement of this job."""
+
 
 def calibrated(
     previous: Calibration, telemetry: Telemetry, spec: RLJobSpec, split: Split, rooms: Sequence[Room]
@@ -25,12 +28,14 @@ def calibrated(
     ``split`` must be the one that the window was measured under. Never raises for what metrics may show.
     """
     samplers, trainer = sampler_reading(telemetry, spec), trainer_reading(telemetry, spec)
+    if samplers is not None and samplers.running_per_replica > MOST_RUNNING * split.samplers.max_running:
+        samplers = None
     if samplers is None and trainer is None:
         return previous
     try:
         return updated(previous, spec, split, rooms, samplers, trainer)
-    except PlanningError:
-        # The spec has no model to compare with; the plan says so where a person looks for it.
+    except (PlanningError, ArithmeticError, ValueError):
+        # The spec has no model to compare with, and the plan says so where a person looks for it; or a reading is nonsense.
         return previous
 
 

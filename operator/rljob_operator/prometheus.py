@@ -8,12 +8,14 @@ data did not come, and a part must never be read as the whole.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
+
+NONSENSE = 1e15
+"""Beyond every count, size and time of a job: such a number, or infinity, is no measurement, and is left out as NaN is."""
 
 
 class PrometheusError(Exception):
@@ -26,7 +28,8 @@ class Series:
 
     labels: Mapping[str, str]
     points: tuple[tuple[float, float], ...]
-    """Pairs of time (s since the epoch) and value, in order of time; one pair in the answer to a vector query. Never NaN."""
+    """Pairs of time (s since the epoch) and value, in order of time; one pair in the answer to a vector query. Never NaN, nor
+    ``NONSENSE`` or more."""
 
     @property
     def name(self) -> str:
@@ -113,4 +116,4 @@ def _parsed(url: str, status: int, body: str) -> list[Series]:
 def _series(row: dict[str, Any]) -> Series:
     points = row["values"] if "values" in row else [row["value"]]
     numbers = [(float(time), float(value)) for time, value in points]
-    return Series(row["metric"], tuple((time, value) for time, value in numbers if not math.isnan(value)))
+    return Series(row["metric"], tuple((time, value) for time, value in numbers if abs(value) < NONSENSE))

@@ -49,6 +49,9 @@ AT_ONCE_S = 0.0
 CONFLICT_S = 0.2
 """Pause after somebody else wrote first: longer than their write, too short to be noticed."""
 
+NAME_TAKEN_S = 5.0
+"""How soon to look again whether the name of a child has come free."""
+
 REPLAN_AFTER_S = 60.0
 """How long an answer to the first plan stands while nothing has changed: quotas and admission may change unseen."""
 
@@ -170,6 +173,9 @@ class Reconciler:
                 raise
             edits = ()
             this.verdicts[ConditionType.PLANNED] = trouble.refused(error)
+            if trouble.in_the_way(error):
+                # The end of what belongs to another job wakes that job and not this one.
+                this.soon(NAME_TAKEN_S)
         for edit in edits:
             this.said.append(
                 (
@@ -349,10 +355,12 @@ class Reconciler:
                 pegged=calibration is not None and calibration.pegged,
                 overdue=move is not None and this.now_s > epoch_s(move.deadline),
             )
-            if this.now.split is not None and not status.holds(this.before.conditions, ConditionType.PLANNED):
-                this.verdicts.setdefault(
-                    ConditionType.PLANNED, Verdict(True, "Planned", f"{this.now.split.label()} keeps to the spec")
-                )
+            split = this.now.split
+            if split is not None and not (
+                split.same_shape(this.before.split) and status.holds(this.before.conditions, ConditionType.PLANNED)
+            ):
+                words = f"{split.label()} is in force and keeps to the spec; status.decisions says why it was chosen"
+                this.verdicts.setdefault(ConditionType.PLANNED, Verdict(True, "Planned", words))
         elif any(c.type is ConditionType.DEGRADED for c in this.before.conditions):
             this.verdicts[ConditionType.DEGRADED] = Verdict(False, "AsExpected", "nothing needs a person")
         generation = int(this.raw["metadata"]["generation"])

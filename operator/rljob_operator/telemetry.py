@@ -92,31 +92,58 @@ async def observe(
     queries = _queries(f'rljob_dev_uid="{uid}"', horizon_s, window)
     answers = await asyncio.gather(*(prometheus.query(q, at=now) for q in queries.values()), return_exceptions=True)
     since_s = None if since is None else now - since
+    nothing = Telemetry(
+        now,
+        window,
+        since_s,
+        samplers={pod: SamplerTelemetry.unknown() for pod in sampler_pods},
+        ready_samplers=frozenset(sampler_pods),
+    )
     rows: dict[str, list[Series]] = {}
     for key, answer in zip(queries, answers, strict=True):
         if isinstance(answer, PrometheusError):
             # Some answers without the others are half a picture, and half a picture is worse than none.
-            unknown = {pod: SamplerTelemetry.unknown() for pod in sampler_pods}
-            return Telemetry(
-                now, window, since_s, samplers=unknown, ready_samplers=frozenset(sampler_pods), missing=(str(answer),)
-            )
+            return replace(nothing, missing=(str(answer),))
         if isinstance(answer, BaseException):
             raise answer
         rows[key] = answer
-    view = Answers(rows, now, STALE_SCRAPES * scrape_s)
-    telemetry = Telemetry(
-        at=now,
-        window_s=window,
-        since_s=since_s,
+    try:
+        return _read(
+            Answers(rows, now, STALE_SCRAPES * scrape_s),
+            nothing,
+            uid,
+            trainer_pods,
+            samples_per_prompt,
+            max_response_tokens,
+        )
+    except (ArithmeticError, ValueError) as error:
+        return replace(
+            nothing,
+            missing=(
+                f"the job's metrics hold numbers that can't be ({error}): look at them in {prometheus.url}, and at what exports them",
+            ),
+        )
+
+
+def _read(
+    view: Answers,
+    nothing: Telemetry,
+    uid: str,
+    trainer_pods: Collection[str],
+    samples_per_prompt: int,
+    max_response_tokens: int | None,
+) -> Telemetry:
+    """The telemetry behind the answers; ``nothing`` is the same with all of it unknown. ArithmeticError or ValueError on nonsense."""
+    telemetry = replace(
+        nothing,
         policy_version=view.newest("rljob_policy_version").map(round),
         queue_groups=view.newest("rljob_queue_depth_groups"),
         in_flight_samples=view.newest("rljob_inflight_samples"),
         layout_generation=view.smallest("rljob_layout_generation", trainer_pods).map(round),
-        samplers=view.samplers(sampler_pods),
-        ready_samplers=frozenset(sampler_pods),
+        samplers=view.samplers(nothing.ready_samplers),
     )
-    if window > 0:
-        telemetry = _windowed(telemetry, view, window, samples_per_prompt, max_response_tokens)
+    if telemetry.window_s > 0:
+        telemetry = _windowed(telemetry, view, telemetry.window_s, samples_per_prompt, max_response_tokens)
     return replace(telemetry, missing=remedies(telemetry, uid, trainer_pods=trainer_pods, anything=view.anything))
 
 

@@ -17,6 +17,17 @@ from rljob_operator.rebalance import timestamp
 from rljob_operator.status import Verdict
 from rljob_planner.api.status import ConditionType
 
+NAME_TAKEN = "NameTaken"
+"""Reason of ``Planned`` while the name of a child belongs to another object; every job made anew in haste passes through it."""
+
+
+def in_the_way(error: ClusterError) -> bool:
+    """Whether a child is refused since an object of that name is there that can't become it.
+
+    A selector never changes, and two controllers own nothing together.
+    """
+    return "field is immutable" in error.message or "Controller set to true" in error.message
+
 
 def is_passing(error: Exception) -> bool:
     """Whether an error lies with the API server (unreachable, overloaded), which then can't be told of it either."""
@@ -43,11 +54,17 @@ def refused(error: ClusterError) -> Verdict:
             f"the API server forbids to write the job's children: {error.message}; check the operator's role, the namespace "
             "and its policies. What runs is left as it is",
         )
+    if in_the_way(error):
+        return Verdict(
+            False,
+            NAME_TAKEN,
+            f"an object that is none of this job's has the name of one of its children: {error.message}; if an earlier job left "
+            "it and it is being deleted, this ends by itself, else delete it or give the job another name",
+        )
     return Verdict(
         False,
         "InvalidTemplate",
-        f"the API server refuses the job's children: {error.message}; correct the template, or remove the object that is in "
-        "the way. What runs is left as it is",
+        f"the API server refuses the job's children: {error.message}; correct the template. What runs is left as it is",
     )
 
 

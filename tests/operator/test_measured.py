@@ -75,3 +75,11 @@ def test_a_model_that_the_planner_does_not_know_teaches_nothing() -> None:
     before = Calibration()
     unknown = cast(RLJobSpec, spec(model={"name": "nobody/knows-this"}))
     assert calibrated(before, telemetry(), unknown, split(), [Room("n", 8, "H100-SXM")]) is before
+
+
+def test_readings_that_no_engine_can_have_teach_nothing_and_cost_nothing() -> None:
+    previous = Calibration(sampler_factor=1.2)
+    rooms = (Room("n0", 8, "H100-SXM"),)
+    nonsense = {pod: sampler(running_mean=Reading.of(1e14)) for pod in PODS}
+    seen = telemetry(samplers=nonsense, train_step_s=Reading.missing())
+    assert calibrated(previous, seen, spec(), split(), rooms) == previous

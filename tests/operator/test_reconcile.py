@@ -205,6 +205,19 @@ async def test_children_that_the_api_refuses_are_said_and_over_once_they_are_men
     assert world.condition("Planned")[0] == "True"
 
 
+async def test_a_child_whose_name_is_taken_is_said_and_tried_again_soon() -> None:
+    world = memory()
+    world.refuse = lambda verb, name: (
+        ClusterError(422, "Invalid", "spec.selector: field is immutable")
+        if (verb, name) == ("apply", "mine-samplers")
+        else None
+    )
+    delay_s = await world.reconciler().run_pass()
+    assert world.condition("Planned")[:2] == ("False", "NameTaken")
+    assert delay_s is not None
+    assert 1.0 <= delay_s <= 5.0
+
+
 async def test_a_spec_that_was_corrected_is_planned_again() -> None:
     world = memory()
     good = copy.deepcopy(world.job["spec"])
@@ -302,6 +315,20 @@ async def test_a_move_whose_target_breaks_an_edited_spec_is_given_up_where_it_st
     assert (split["samplers"]["replicas"], split["trainers"]["replicas"]) == (samplers, trainers)
     assert "the budget is 16" in world.status["decisions"][-1]["message"]
     assert ("create", "MoveGivenUp") in world.sent
+
+
+async def test_planned_speaks_of_the_split_in_force() -> None:
+    world = memory(move=move(MovePhase.SHRINK), gpus=16)
+    planned = {
+        "type": "Planned",
+        "status": "True",
+        "reason": "Planned",
+        "message": SPLIT.label(),
+        "observedGeneration": 1,
+    }
+    world.job["status"]["conditions"] = [{**planned, "lastTransitionTime": "2026-01-01T00:00:00Z"}]
+    await world.reconciler().run_pass()
+    assert with_replicas(SPLIT, 8, 1).label() in world.condition("Planned")[2]
 
 
 async def test_a_victim_of_an_earlier_move_is_none_any_more() -> None:

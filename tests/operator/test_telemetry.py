@@ -406,3 +406,24 @@ def test_the_correction_finds_what_starts_now(growth_per_s: float) -> None:
     assert estimate == pytest.approx(truth, rel=0.06)
     if growth_per_s:
         assert abs(math.log(estimate / truth)) < 0.4 * abs(math.log(mean / truth))
+
+
+@pytest.mark.parametrize("value", ["+Inf", "-Inf", "1e300", "NaN"])
+async def test_a_number_that_is_no_measurement_is_unknown_and_breaks_nothing(
+    fake: FakeServer, client: Prometheus, value: str
+) -> None:
+    row = {"metric": {"__name__": "rljob_policy_version", "pod": "t0", "le": "1"}, "value": [1, value]}
+    fake.body = json.dumps({"status": "success", "data": {"resultType": "vector", "result": [row]}})
+    assert await client.query("x", at=1.0) == []
+    seen = await history.look(client)
+    assert not seen.policy_version.known
+    assert seen.missing
+
+
+async def test_answers_that_make_no_sense_are_unknown_as_a_whole(fake: FakeServer, client: Prometheus) -> None:
+    row = {"metric": {"__name__": "rljob_response_tokens_bucket", "pod": "t0", "le": "many"}, "value": [1, "2"]}
+    fake.body = json.dumps({"status": "success", "data": {"resultType": "vector", "result": [row]}})
+    seen = await history.look(client)
+    assert not any(reading.known for reading in seen.running_by_pod.values())
+    assert "many" in seen.missing[0]
+    assert fake.url in seen.missing[0]
