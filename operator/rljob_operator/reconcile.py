@@ -245,7 +245,15 @@ class Reconciler:
             )
             if this.before.rebalance is not None:
                 move = this.before.rebalance
-                this.update(rebalance=None, split=move.to_split if move.rolling_back else move.from_split)
+                split = move.to_split if move.rolling_back else move.from_split
+                this.update(rebalance=None, split=split)
+                this.said.append(
+                    (
+                        "Normal",
+                        "MoveGivenUp",
+                        f"spec.suspend ends the move in {move.phase.value}; resumed with {split.label()}",
+                    )
+                )
             if this.some_exist:
                 await self._running.watch_drain(this)
             return
@@ -296,17 +304,7 @@ class Reconciler:
 
     async def _refusal(self, this: Pass, found: Plan) -> Verdict | None:
         refusal = await self._actions.try_pods(this.job, found.split)
-        if refusal is None:
-            return None
-        if "exceeded quota" in refusal.message:
-            return Verdict(
-                False, "QuotaExceeded", f"{refusal.message}: raise the quota, or free what uses it; nothing was created"
-            )
-        return Verdict(
-            False,
-            "InvalidTemplate",
-            f"a pod made from the template is refused: {refusal.message}; correct the template, nothing was created",
-        )
+        return None if refusal is None else trouble.refused_at_start(refusal)
 
     async def _report_trouble(self, raw: Json, verdict: Verdict) -> None:
         """Says on the job, whatever its status looks like, that nothing can be done for it and why."""
@@ -363,6 +361,8 @@ class Reconciler:
                 this.verdicts.setdefault(ConditionType.PLANNED, Verdict(True, "Planned", words))
         elif any(c.type is ConditionType.DEGRADED for c in this.before.conditions):
             this.verdicts[ConditionType.DEGRADED] = Verdict(False, "AsExpected", "nothing needs a person")
+        if stopping(this.spec, this.now) and not this.some_exist:
+            this.verdicts |= status.without_pods(this.before.conditions)
         generation = int(this.raw["metadata"]["generation"])
         phase = status.phase_of(
             previous=this.before.phase,

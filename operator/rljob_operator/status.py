@@ -71,6 +71,13 @@ def holds(current: Iterable[Condition], kind: ConditionType) -> bool:
     return any(condition.type is kind and condition.status == "True" for condition in current)
 
 
+def without_pods(current: Iterable[Condition]) -> dict[ConditionType, Verdict]:
+    """What the conditions that rest on metrics become once a stopped job has no pods: what they said is over."""
+    measured = (ConditionType.METRICS_AVAILABLE, ConditionType.WITHIN_STALENESS)
+    gone = Verdict(None, "Stopped", "the job holds no pods, so there is nothing to measure")
+    return {condition.type: gone for condition in current if condition.type in measured}
+
+
 def is_good(condition: Condition) -> bool:
     """Whether a condition has its wished status."""
     return condition.status == ("False" if condition.type in BAD_WHEN_TRUE else "True")

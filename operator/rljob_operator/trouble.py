@@ -45,6 +45,19 @@ def failed(error: Exception) -> Verdict:
     )
 
 
+def refused_at_start(error: ClusterError) -> Verdict:
+    """The verdict for ``Planned`` on a trial pod that the API server refuses before anything was created."""
+    if "exceeded quota" in error.message:
+        return Verdict(
+            False, "QuotaExceeded", f"{error.message}: raise the quota, or free what uses it; nothing was created"
+        )
+    return Verdict(
+        False,
+        "InvalidTemplate",
+        f"a pod made from the template is refused: {error.message}; correct the template, nothing was created",
+    )
+
+
 def refused(error: ClusterError) -> Verdict:
     """The verdict for ``Planned`` on children that the API server refuses after the job was planned, as by an edited template."""
     if error.status == 403:

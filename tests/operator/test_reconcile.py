@@ -299,6 +299,21 @@ async def test_a_job_suspended_while_it_rolls_back_resumes_with_the_split_that_i
     await world.reconciler().run_pass()
     assert "rebalance" not in world.status
     assert world.status["split"] == SPLIT.model_dump(mode="json", by_alias=True)
+    assert ("create", "MoveGivenUp") in world.sent
+
+
+async def test_a_suspended_job_without_pods_claims_nothing_of_its_metrics() -> None:
+    world = memory(suspend=True)
+    found = {
+        "type": "MetricsAvailable",
+        "status": "True",
+        "reason": "MetricsFound",
+        "message": "",
+        "observedGeneration": 1,
+    }
+    world.job["status"]["conditions"] = [{**found, "lastTransitionTime": "2026-01-01T00:00:00Z"}]
+    await world.reconciler().run_pass()
+    assert world.condition("MetricsAvailable")[:2] == ("Unknown", "Stopped")
 
 
 @pytest.mark.parametrize(
