@@ -97,7 +97,7 @@ def _unschedulable(pods: Iterable[Json]) -> str | None:
     for pod in pods:
         condition = condition_of(pod, "PodScheduled")
         if condition is not None and condition.get("status") == "False" and condition.get("reason") == "Unschedulable":
-            return str(condition.get("message", "the scheduler gives no reason"))
+            return f"{pod['metadata']['name']}: {condition.get('message', 'the scheduler gives no reason')}"
     return None
 
 

@@ -53,7 +53,7 @@ def test_the_schedulers_and_the_workloads_words_are_kept() -> None:
         "status": {"conditions": [{"type": "ReplicaFailure", "status": "True", "message": "exceeded quota: q"}]}
     }
     found = fleet.fleet("sampler", 1, [waiting], workload)
-    assert (found.unschedulable, found.refused) == ("no room", "exceeded quota: q")
+    assert (found.unschedulable, found.refused) == ("a: no room", "exceeded quota: q")
 
 
 def test_a_crash_loop_is_broken() -> None:
