@@ -54,7 +54,7 @@ def synchronous(job: Job, space: Space, best: Split, calibration: Calibration, s
             continue
         samplers = best.samplers.model_copy(
             update={
-                "replicas": divided.gpus // width,
+                "replicas": min(divided.gpus // width, job.batch),
                 "gpus_per_replica": width,
                 "tensor_parallel": space.tensor_parallel(width),
                 "max_running": space.max_running(),

@@ -24,6 +24,9 @@ from rljob_planner.simulate import DecodeCost, SimulationInput
 
 FloatArray = NDArray[np.float64]
 
+_ROOT_PRECISION = 1e-7
+"""Relative width of the interval in which a root is found."""
+
 
 @dataclass(frozen=True)
 class ClosedForm:
@@ -254,7 +257,7 @@ def _root(rising: Callable[[float], float], low: float, high: float) -> float:
     """Where a rising function crosses zero; the nearer end where it does not."""
     if rising(high) <= 0:
         return high
-    for _ in range(50):
+    while high - low > _ROOT_PRECISION * high:
         middle = 0.5 * (low + high)
         if rising(middle) < 0:
             low = middle

@@ -24,8 +24,8 @@ from rljob_planner.screen import may_run_away, over_limit, runs_away
 from rljob_planner.simulate import SimulationInput, SimulationResult, SimulationStalled, TrainCost, simulate
 from rljob_planner.split import Split
 
-MOST_BATCH_SAMPLES = 1 << 24
-"""Largest training batch that is planned for."""
+MOST_BATCH_SAMPLES_PER_GPU = 2048
+"""Largest training batch that is planned for, by GPU of the budget; real ones have less than a tenth of it."""
 
 SLICE_SAMPLES = 4096
 """Batches of twice this size and more are simulated as a slice of about this size."""
@@ -59,11 +59,12 @@ def warmup_steps(job: Job) -> int:
 def check_simulable(job: Job) -> None:
     """Raise PlanningError for a workload that can only hang, or that nobody can simulate."""
     spec = job.spec
-    if job.batch > MOST_BATCH_SAMPLES:
+    most = MOST_BATCH_SAMPLES_PER_GPU * spec.gpus
+    if job.batch > most:
         raise PlanningError(
             "TooLarge",
             f"workload.promptsPerStep × samplesPerPrompt is {job.batch} samples a step; the planner simulates at most "
-            f"{MOST_BATCH_SAMPLES}: lower one of them",
+            f"{MOST_BATCH_SAMPLES_PER_GPU} a GPU, {most} with {spec.gpus}: lower one of them, or raise spec.gpus",
         )
     if spec.staleness.bound is Bound.HOLD and spec.staleness.max == 0:
         raise PlanningError(

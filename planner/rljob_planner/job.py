@@ -98,6 +98,11 @@ class Job:
         return self.spec.workload.samples_per_prompt
 
     @property
+    def most_in_flight(self) -> int:
+        """Samples in flight beyond which more can only age: those of the version in training and of all that staleness admits."""
+        return (self.spec.staleness.max + 1) * self.batch
+
+    @property
     def longest_tokens(self) -> int:
         """The longest sequence that may come, prompt included."""
         return self.prompt_tokens + self.lengths.cap_tokens
@@ -215,6 +220,4 @@ def _simulated_slots(split: Split) -> int:
     Twice the even share leaves room for replicas that full KV caches of others fill up; the simulator then needs memory for
     what is in flight, not for every slot of a large fleet.
     """
-    if split.mode != "async":
-        return split.samplers.max_running
     return min(split.samplers.max_running, 2 * -(-split.in_flight // split.samplers.replicas) + 8)

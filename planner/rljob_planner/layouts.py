@@ -126,12 +126,15 @@ class Space:
         return self._frontiers[width]
 
     def samplers_beside(self, width: int, trainers: int) -> int:
-        """Most samplers of this width beside so many trainers, by nodes, budget and ``sampler.maxReplicas``."""
+        """Most samplers of this width beside so many trainers, by nodes, budget and ``sampler.maxReplicas``.
+
+        No more than there can be samples in flight: the GPUs of samplers without work are better left to others.
+        """
         spec, best = self.job.spec, self.frontier(width)
         if trainers >= len(best):
             return 0
         left = (spec.gpus - trainers * self.trainer_gpus) // width
-        most = min(best[trainers], left)
+        most = min(best[trainers], left, max(self.job.most_in_flight, spec.sampler.min_replicas))
         return max(0, most if spec.sampler.max_replicas is None else min(most, spec.sampler.max_replicas))
 
     def trainer_counts(self, width: int) -> list[int]:

@@ -4,7 +4,8 @@ A budget of 64 GPUs on eight nodes of which one has two GPUs taken holds seven t
 quarters. The search asks here before it simulates, and the operator before it promises.
 
 The answer is exact. On one node the choice is how many trainers it gets; the samplers take what is left. Adding node after
-node, the most samplers for every number of trainers is a small table, so no order of placement has to be guessed.
+node, the most samplers for every number of trainers is a small table, so no order of placement has to be guessed. Where a node
+gives up no fewer samplers for its second trainer than for its first, as nearly always, the tables of all nodes merge at once.
 """
 
 from __future__ import annotations
@@ -42,17 +43,32 @@ def frontier(
     """The most sampler replicas that fit beside 0, 1, 2, … trainer replicas; the array ends at the most trainers that fit."""
     kinds = Counter((room.free_gpus, room.samplers, room.trainers) for room in rooms if room.free_gpus > 0)
     best = np.zeros(1, dtype=np.int64)
+    rough: list[tuple[NDArray[np.int64], int]] = []
     for (free, samplers, trainers), count in kinds.items():
-        here = [
-            (free - b * trainer_gpus) // sampler_gpus if samplers else 0
-            for b in range((free // trainer_gpus if trainers else 0) + 1)
-        ]
+        here = np.array(
+            [
+                (free - b * trainer_gpus) // sampler_gpus if samplers else 0
+                for b in range((free // trainer_gpus if trainers else 0) + 1)
+            ],
+            dtype=np.int64,
+        )
+        if np.any(np.diff(here, n=2) > 0):
+            rough.append((here, count))
+            continue
+        # Each further trainer on a node costs no fewer samplers than the one before, so the cheapest places come first.
+        costs = np.sort(np.concatenate([np.diff(best), np.tile(np.diff(here), count)]))[::-1]
+        best = best[0] + count * here[0] + np.concatenate([[0], np.cumsum(costs)])[: _end(most_trainers)]
+    for here, count in rough:
         for _ in range(count):
             grown = np.full(len(best) + len(here) - 1, _IMPOSSIBLE, dtype=np.int64)
-            for b, a in enumerate(here):
+            for b, a in enumerate(here.tolist()):
                 np.maximum(grown[b : b + len(best)], best + a, out=grown[b : b + len(best)])
-            best = grown if most_trainers is None else grown[: most_trainers + 1]
+            best = grown[: _end(most_trainers)]
     return best
+
+
+def _end(most_trainers: int | None) -> int | None:
+    return None if most_trainers is None else most_trainers + 1
 
 
 def packs(

@@ -75,12 +75,15 @@ def over_limit(job: Job, mean: float) -> str:
     return f"mean staleness {mean:.3g} is over the limit of {limit}"
 
 
-def most_in_flight(job: Job, layout: Layout) -> int:
-    """The largest cap worth having: what can run at once, and no more than staleness may ever admit."""
+def most_in_flight(job: Job, layout: Layout, slack: float = 1.0) -> int:
+    """The largest cap worth having: what can run at once, and no more than staleness may ever admit.
+
+    ``slack`` above 1 lets some wait: groups leave one sample at a time and enter whole, so that without any waiting slots stay empty.
+    """
     samplers = layout.samplers
     slots = min(samplers.max_running, job.kv_tokens(samplers.tensor_parallel) / job.context_tokens)
-    most = int(min(samplers.replicas * slots, (job.spec.staleness.max + 1) * job.batch))
-    return max(job.group, most // job.group * job.group)
+    room = samplers.replicas * slots * slack + (slack - 1.0) * job.group
+    return max(job.group, int(min(room, job.most_in_flight)) // job.group * job.group)
 
 
 def judged(job: Job, layout: Layout, in_flight: int, calibration: Calibration, steps: int) -> Screened:
@@ -109,7 +112,8 @@ def screened(
     """
     most = most_in_flight(job, layout)
     best = judged(job, layout, most, calibration, steps)
-    if not best.reason and hopeless(best):
+    # Under hold and drop more in flight waits or wastes more, so the largest cap need not be the fastest.
+    if not best.reason and job.spec.staleness.bound in (Bound.NONE, Bound.ADMISSION) and hopeless(best):
         return best
     caps = sorted({max(job.group, round(most * s / job.group) * job.group) for s in _CAP_SHARES}, reverse=True)
     fastest_s = None if best.reason else best.period_s

@@ -44,7 +44,10 @@ _MOST_TRIED = 24
 """Layouts that are simulated at most where none keeps to the staleness limit."""
 _LOWER_CAP = 0.85
 _CAP_TRIES = 6
-_CAP_STEP = 1.3
+_CAP_STEP, _FINE_STEP = 1.3, 1.12
+_CLEAR_GAIN = 0.02
+_SLACK = 2.0
+_HELD_BACK, _SATURATED = 0.2, 0.98
 _WORTH = 0.004
 """Share of the period that counts as a difference between two caps."""
 _P90_SIGMA = 1.2816
@@ -91,28 +94,47 @@ class _Search:
             found = self.evaluation(split, steps)
         return found
 
+    def raised(self, found: Evaluation, steps: int) -> Evaluation:
+        """The same split with a clearly higher cap, if the samplers could run more and that makes it clearly better."""
+        return self._climbed(found, steps, _CAP_STEP, _CLEAR_GAIN) if _could_run_more(found) else found
+
     def tuned(self, found: Evaluation, steps: int) -> Evaluation:
         """The same split with the best cap near its own, as simulated: the formulas that chose it know no groups and no bursts.
 
         A higher cap has to be faster; if none is, the lowest that is as fast, since it is less stale.
         """
-        most = most_in_flight(self.job, Layout(found.split.samplers, found.split.trainers))
-        fastest = self.burden(found.split, found.period_s)
-        for factor, least_gain in ((_CAP_STEP, _WORTH), (1.0 / _CAP_STEP, -_WORTH)):
-            climbed = False
-            for _ in range(_CAP_TRIES):
-                groups = found.split.in_flight * factor / self.job.group
-                cap = self.job.group * (math.ceil(groups) if factor > 1.0 else math.floor(groups))
-                if not self.job.group <= cap <= most:
-                    break
-                other = self.evaluation(found.split.model_copy(update={"in_flight": cap}), steps)
-                burden = self.burden(other.split, other.period_s)
-                if other.reason or burden > fastest * (1.0 - least_gain):
-                    break
-                found, fastest, climbed = other, min(fastest, burden), True
-            if climbed:
-                break
+        ways = [(1.0 / _CAP_STEP, -_WORTH), (1.0 / _FINE_STEP, -_WORTH)]
+        if _could_run_more(found):
+            ways = [(_CAP_STEP, _WORTH), (_FINE_STEP, _WORTH), *ways]
+        for factor, least_gain in ways:
+            other = self._climbed(found, steps, factor, least_gain)
+            if other is not found:
+                return other
         return found
+
+    def _climbed(self, found: Evaluation, steps: int, factor: float, least_gain: float) -> Evaluation:
+        """The last of ever higher (or lower) caps that gains at least so much over the best before it."""
+        most = most_in_flight(self.job, Layout(found.split.samplers, found.split.trainers), _SLACK)
+        fastest = self.burden(found.split, found.period_s)
+        for _ in range(_CAP_TRIES):
+            groups = found.split.in_flight * factor / self.job.group
+            cap = self.job.group * (math.ceil(groups) if factor > 1.0 else math.floor(groups))
+            if not self.job.group <= cap <= most:
+                break
+            other = self.evaluation(found.split.model_copy(update={"in_flight": cap}), steps)
+            burden = self.burden(other.split, other.period_s)
+            if other.reason or burden > fastest * (1.0 - least_gain):
+                break
+            found, fastest = other, min(fastest, burden)
+        return found
+
+
+def _could_run_more(found: Evaluation) -> bool:
+    """Whether a higher cap can make a split faster: the trainer waits, and the cap has at some time held samplers back.
+
+    Groups enter and leave whole, so that a cap of few groups is never full on the mean.
+    """
+    return found.trainer_utilization < _SATURATED and found.mean_in_flight > _HELD_BACK * found.split.in_flight
 
 
 def plan(
@@ -177,12 +199,16 @@ def evaluate(
     *,
     calibration: Calibration | None = None,
     lengths: LengthDistribution | None = None,
+    steps: int | None = None,
     seed: int = 0,
 ) -> Evaluation:
-    """One split, simulated as ``plan`` simulates its finalists: the same steps, and the same random numbers for the same seed."""
+    """One split, simulated as ``plan`` simulates its finalists: the same steps, and the same random numbers for the same seed.
+
+    ``steps`` simulates more or fewer of them.
+    """
     job = Job.of(spec, rooms, lengths)
     check_simulable(job)
-    return simulated(job, split, calibration or Calibration(), steps=full_steps(job), seed=seed)
+    return simulated(job, split, calibration or Calibration(), steps=steps or full_steps(job), seed=seed)
 
 
 def _screen(search: _Search, space: Space) -> list[Screened]:
@@ -231,7 +257,7 @@ def _race(search: _Search, judged: list[Screened]) -> list[Evaluation]:
     running = [s.split for s in judged if search.burden(s.split, s.period_s) <= least * (1.0 + SCREEN_MARGIN)]
     running = running[:_MOST_QUICK] or [judged[0].split]
     waiting = [s.split for s in judged if s.split not in running]
-    found = [search.within_limit(split, quick) for split in running]
+    found = [search.raised(search.within_limit(split, quick), quick) for split in running]
     while all(e.reason for e in found) and waiting and len(found) < _MOST_TRIED:
         found += [search.within_limit(split, quick) for split in waiting[:_MOST_QUICK]]
         waiting = waiting[_MOST_QUICK:]

@@ -56,10 +56,17 @@ class DecodeCost:
 
     def iteration_s(self, n: float, resident_tokens: float) -> float:
         """Seconds of one iteration; between two whole n the tables are interpolated."""
-        at = np.arange(len(self.fixed_s))
-        fixed, memory, compute = (float(np.interp(n, at, t)) for t in (self.fixed_s, self.memory_s, self.compute_s))
-        return fixed + max(
-            memory + self.memory_s_per_token * resident_tokens, compute + self.compute_s_per_token * resident_tokens
+        last = len(self.fixed_s) - 1
+        below = min(int(n), last)
+        above, part = min(below + 1, last), min(n, last) - below
+
+        def at(table: FloatArray) -> float:
+            low = float(table[below])
+            return low + part * (float(table[above]) - low)
+
+        return at(self.fixed_s) + max(
+            at(self.memory_s) + self.memory_s_per_token * resident_tokens,
+            at(self.compute_s) + self.compute_s_per_token * resident_tokens,
         )
 
 

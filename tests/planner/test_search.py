@@ -260,3 +260,24 @@ def test_every_drop_is_counted() -> None:
 
 def test_numbers_are_finite(full: Plan) -> None:
     assert all(math.isfinite(v) for v in (full.period.mean, full.staleness.mean, full.run_time.p90, full.rho))
+
+
+@pytest.mark.parametrize("gpus", [10_000, 1_000_000])
+def test_samplers_without_work_are_not_asked_for(gpus: int) -> None:
+    job = spec(gpus=gpus)
+    split = plan(job, default_rooms(gpus), detail=False).split
+    most = (job.staleness.max + 1) * job.workload.samples_per_step
+    assert split.samplers.replicas <= most
+    assert split.in_flight <= most
+    assert split.gpus < gpus
+
+
+def test_minima_are_kept_even_without_work() -> None:
+    job = spec(gpus=1000, sampler__minReplicas=700, sampler__gpusPerReplica=1, staleness__max=0)
+    assert plan(job, default_rooms(1000), detail=False).split.samplers.replicas == 700
+
+
+def test_a_batch_beyond_any_real_one_is_refused_at_once() -> None:
+    error = refused(workload__promptsPerStep=1_000_000)
+    assert error.reason == "TooLarge"
+    assert "2048 a GPU" in str(error)
