@@ -47,7 +47,7 @@ _CAP_TRIES = 6
 _CAP_STEP, _FINE_STEP = 1.3, 1.12
 _CLEAR_GAIN = 0.02
 _SLACK = 2.0
-_HELD_BACK, _SATURATED = 0.2, 0.98
+_HELD_BACK, _SATURATED, _WASTEFUL = 0.2, 0.98, 0.1
 _WORTH = 0.004
 """Share of the period that counts as a difference between two caps."""
 _P90_SIGMA = 1.2816
@@ -130,11 +130,12 @@ class _Search:
 
 
 def _could_run_more(found: Evaluation) -> bool:
-    """Whether a higher cap can make a split faster: the trainer waits, and the cap has at some time held samplers back.
+    """Whether a higher cap can make a split faster: the trainer waits, the cap holds samplers back, and little is dropped.
 
     Groups enter and leave whole, so that a cap of few groups is never full on the mean.
     """
-    return found.trainer_utilization < _SATURATED and found.mean_in_flight > _HELD_BACK * found.split.in_flight
+    held_back = found.mean_in_flight > _HELD_BACK * found.split.in_flight
+    return held_back and found.trainer_utilization < _SATURATED and found.wasted_fraction < _WASTEFUL
 
 
 def plan(
