@@ -165,6 +165,11 @@ def _widths(split: Split) -> str:
 
 def _why(plan: Plan) -> str:
     busy = plan.evaluation.trainer_utilization
+    if plan.bottleneck == "samplers" and plan.rho > 1.0:
+        return (
+            f"the staleness limit holds samplers back: left alone they would outrun the trainer (ρ {plan.rho:.2f}), "
+            f"which trains {busy:.0%} of the time"
+        )
     if plan.bottleneck == "samplers":
         return f"samplers are the bottleneck: the trainer waits for samples and trains {busy:.0%} of the time (ρ {plan.rho:.2f})"
     if plan.bottleneck == "trainers":

@@ -298,3 +298,8 @@ def test_the_operator_says_which_variable_is_wrong(monkeypatch: pytest.MonkeyPat
 def test_a_report_keeps_what_a_user_wrote() -> None:
     result = run("plan", "-", text=SMALL.replace("name: math-short", "generateName: '[bold]math-'"))
     assert result.stdout.startswith("[bold]math-: 16 GPUs")
+
+
+def test_a_report_names_the_staleness_limit_where_that_is_what_holds_samplers_back() -> None:
+    report = run("plan", str(ROOT / "crds" / "samples" / "qwen3-30b-a3b.yaml")).stdout
+    assert "the staleness limit holds samplers back" in report
