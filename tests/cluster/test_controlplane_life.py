@@ -21,8 +21,10 @@ pytestmark = pytest.mark.cluster
 ROOT = Path(__file__).parents[2]
 
 STARTER = """
-import sys, time
+import signal, time
 from dev.controlplane import ControlPlane
+# A shell starts what it runs in the background with SIGINT ignored, and so everything below it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 plane = ControlPlane.start()
 print(plane.data_dir, flush=True)
 time.sleep(3600)
@@ -82,6 +84,7 @@ def test_nothing_outlives_the_starter(number: signal.Signals) -> None:
         assert data_dir.is_absolute()
         assert processes_of(data_dir)
         starter.send_signal(number)
+        starter.wait(timeout=60)
     wait_until(lambda: not processes_of(data_dir), "the processes to end")
     wait_until(lambda: not data_dir.exists(), "the data directory to go")
 
