@@ -105,7 +105,7 @@ class StalenessCheck:
     observed: float | None
     """In policy versions; None if unknown."""
     limit: float
-    """The largest staleness that the spec tolerates, in policy versions."""
+    """What the bound promises of the statistic, in policy versions."""
 
     @property
     def within(self) -> bool | None:
@@ -122,7 +122,7 @@ def staleness_check(spec: RLJobSpec, telemetry: Telemetry) -> StalenessCheck:
     """Compare measured staleness with what the bound of the job promises."""
     if spec.staleness.bound is Bound.DROP:
         return StalenessCheck("max", telemetry.staleness_max.value, float(spec.staleness.max))
-    return StalenessCheck("mean", telemetry.staleness_mean.value, float(spec.staleness.max))
+    return StalenessCheck("mean", telemetry.staleness_mean.value, spec.staleness.mean_limit)
 
 
 def unknown_now(telemetry: Telemetry) -> tuple[str, ...]:

@@ -60,19 +60,12 @@ def runs_away(job: Job, rollout_rate: float, period_s: float, further_steps: flo
 
 
 def over_limit(job: Job, mean: float) -> str:
-    """The reason for a mean staleness above what the bound promises; empty if it is not.
-
-    ``hold`` promises that no unfinished sample is over the limit when a version is published; a trained one is older by its time in
-    the queue, which is one version if it waits for no more than the rest of its batch. More means that samplers run ahead.
-    """
-    limit = job.spec.staleness.max
-    if job.spec.staleness.bound is Bound.HOLD:
-        if mean <= limit + 1.0 + TOLERANCE:
-            return ""
-        return f"mean staleness {mean:.3g} is over the limit of {limit} and one version in the queue"
-    if mean <= limit + TOLERANCE:
+    """The reason for a mean staleness above what the bound promises; empty if it is not."""
+    staleness = job.spec.staleness
+    if mean <= staleness.mean_limit + TOLERANCE:
         return ""
-    return f"mean staleness {mean:.3g} is over the limit of {limit}"
+    waiting = " and one version in the queue" if staleness.bound is Bound.HOLD else ""
+    return f"mean staleness {mean:.3g} is over the limit of {staleness.max}{waiting}"
 
 
 def most_in_flight(job: Job, layout: Layout, slack: float = 1.0) -> int:

@@ -7,7 +7,9 @@ from dataclasses import replace
 import pytest
 
 from rljob_operator import status
+from rljob_operator.situation import StalenessCheck
 from rljob_operator.status import Fleet, Verdict
+from rljob_planner.api.spec import Staleness
 from rljob_planner.api.status import Condition, ConditionType, DecisionCode, DecisionStatus, Phase
 
 FULL = Fleet(wanted=4, existing=4, bound=4, ready=4)
@@ -113,3 +115,13 @@ def test_events_tell_what_went_wrong_and_what_is_right_again_and_nothing_else() 
     assert status.events((), conditions(Verdict(True, "Drain", "m"), ConditionType.REBALANCING)) == ()
     broken = conditions(Verdict(True, "PodsBroken", "m"), ConditionType.DEGRADED)
     assert status.events((), broken) == broken
+
+
+def test_under_hold_a_trained_sample_may_be_older_by_its_time_in_the_queue() -> None:
+    def verdict(observed: float, bound: str) -> Verdict:
+        staleness = Staleness.model_validate({"max": 4, "bound": bound})
+        return status.within_staleness(StalenessCheck("mean", observed, staleness.mean_limit), staleness.bound, None)
+
+    assert verdict(4.6, "hold").status is True
+    assert verdict(4.6, "admission").status is False
+    assert verdict(5.6, "hold").status is False

@@ -187,6 +187,15 @@ class Staleness(ApiModel):
         ),
     )
 
+    @property
+    def mean_limit(self) -> float:
+        """The mean staleness of trained samples that the bound promises, in policy versions.
+
+        ``hold`` promises that no unfinished sample is over ``max`` when a version is published; a trained one is older by its
+        time in the queue, which is one version if it waits for no more than the rest of its batch.
+        """
+        return self.max + (1.0 if self.bound is Bound.HOLD else 0.0)
+
 
 class Queue(ApiModel):
     """The queue of complete groups between samplers and trainer; without a capacity if absent."""
