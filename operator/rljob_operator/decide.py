@@ -22,6 +22,7 @@ from rljob_operator.situation import unknown_in_window, unknown_now
 from rljob_operator.status import remember, rounded
 from rljob_planner.api.spec import RebalanceMode, Resize
 from rljob_planner.api.status import DecisionCode, DecisionStatus
+from rljob_planner.durations import seconds
 from rljob_planner.errors import PlanningError
 from rljob_planner.search import Plan
 from rljob_planner.split import Split
@@ -175,7 +176,7 @@ def _worth(s: Situation, outlook: Outlook, best: Plan, target: Split, gain: floa
     saving_s, cost_s = outlook.saving_s(gain), outlook.cost_s(target)
     wish = (
         f"{s.split.label()} → {target.label()} saves {gain:.1%} of the period "
-        f"({outlook.observed_period_s:.3g} s measured, responses {outlook.corrected.mean_tokens:.0f} tokens)"
+        f"({seconds(outlook.observed_period_s)} measured, responses {outlook.corrected.mean_tokens:.0f} tokens)"
     )
 
     def say(code: DecisionCode, words: str) -> Decision:
@@ -248,7 +249,7 @@ def _at_optimum(s: Situation, outlook: Outlook, best: Plan) -> Decision:
         outlook,
         DecisionCode.AT_OPTIMUM,
         f"{s.split.label()} is the best split for responses of {outlook.corrected.mean_tokens:.0f} tokens "
-        f"(period {outlook.period_s(s.split):.3g} s predicted, {outlook.observed_period_s:.3g} s measured)",
+        f"(period {seconds(outlook.period_s(s.split))} predicted, {seconds(outlook.observed_period_s)} measured)",
         best,
     )
 

@@ -6,13 +6,18 @@ interpreter lock.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from rljob_operator import inventory as inventories
 from rljob_operator.inventory import Inventory
 from rljob_operator.rebalance import timestamp
 from rljob_operator.status import Verdict, rounded
+from rljob_planner.accelerators import accelerators_of
 from rljob_planner.api.spec import RLJobSpec
 from rljob_planner.api.status import PlanStatus, RunTime, Spread, StalenessSummary
 from rljob_planner.calibrate import Calibration
+from rljob_planner.durations import seconds
+from rljob_planner.hardware import gpu
 from rljob_planner.search import Plan, PlanningError, plan
 from rljob_planner.split import SamplerSplit, Split, TrainerSplit
 
@@ -61,21 +66,35 @@ def limited(spec: RLJobSpec, inventory: Inventory) -> RLJobSpec:
 
 def planned(spec: RLJobSpec, found: Plan, inventory: Inventory) -> Verdict:
     """The verdict for ``Planned`` when there is a plan: what was chosen, and what stands in the way of more."""
-    words = [f"{found.split.label()}: period {found.period.mean:.3g} s, bound by {found.bottleneck}"]
+    words = [f"{found.split.label()}: period {seconds(found.period.mean)}, bound by {found.bottleneck}"]
     if inventory.quota is not None and inventory.quota.gpus < spec.gpus:
         words.append(
             f"quota {inventory.quota.name} leaves {inventory.quota.gpus} GPUs of the budget of {spec.gpus}: raise it to use them"
         )
     elif found.placeable_gpus < spec.gpus:
         words.append(f"budget {spec.gpus}, placeable {found.placeable_gpus}: free or add nodes to use the rest")
-    words += inventory.notes[:3]
+    words += [*_contradicted(spec, inventory), *inventory.notes[:3]]
     synchronous = found.synchronous_period
     if synchronous is not None and synchronous < found.period.mean:
         words.insert(
-            0, f"a synchronous layout would be faster ({synchronous:.3g} s a step); this is the best asynchronous one"
+            0,
+            f"a synchronous layout would be faster ({seconds(synchronous)} a step); this is the best asynchronous one",
         )
         return Verdict(True, "SynchronousIsFaster", "; ".join(words))
     return Verdict(True, "Planned", "; ".join(words))
+
+
+def _contradicted(spec: RLJobSpec, inventory: Inventory) -> Iterator[str]:
+    """Says it where ``spec.accelerator`` names another GPU than the one that was planned with."""
+    if spec.accelerator is None:
+        return
+    stated, found = gpu(spec.accelerator), accelerators_of(spec, inventory.rooms)
+    others = sorted({found.sampler.name, found.trainer.name} - {stated.name})
+    if others:
+        yield (
+            f"planned for {' and '.join(others)}, as the nodes are labelled, and not for spec.accelerator {spec.accelerator}: "
+            "correct it, or choose other nodes with spec.nodes.selector"
+        )
 
 
 def plan_status(found: Plan, now_s: float) -> PlanStatus:

@@ -240,9 +240,7 @@ class Reconciler:
             await self._plan_first(this)
             return
         if this.spec.suspend:
-            this.verdicts[ConditionType.READY] = Verdict(
-                False, "Suspended", "spec.suspend is true: set it to false to resume"
-            )
+            this.verdicts[ConditionType.READY] = status.suspended(this.spec, some_exist=this.some_exist)
             if this.before.rebalance is not None:
                 move = this.before.rebalance
                 split = move.to_split if move.rolling_back else move.from_split

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from rljob_operator.rebalance import Targets, timestamp
 from rljob_operator.situation import StalenessCheck
-from rljob_planner.api.spec import Bound
+from rljob_planner.api.spec import Bound, RLJobSpec
 from rljob_planner.api.status import (
     Condition,
     ConditionType,
@@ -229,12 +229,23 @@ def degraded(samplers: Fleet, trainers: Fleet, move: MoveStatus | None, *, pegge
     return Verdict(False, "AsExpected", "nothing needs a person")
 
 
+def suspended(spec: RLJobSpec, *, some_exist: bool) -> Verdict:
+    """What a job that should hold no GPU says: until its samplers have drained it still holds some."""
+    if not some_exist:
+        return Verdict(False, "Suspended", "spec.suspend is true: set it to false to resume")
+    return Verdict(
+        False,
+        "Suspending",
+        f"spec.suspend is true: all GPUs are freed once samplers run nothing, at the latest after sampler.drainTimeout ({spec.sampler.drain_timeout})",
+    )
+
+
 def rebalancing(move: MoveStatus | None) -> Verdict:
     """Whether a move is under way, and what it waits for."""
     if move is None:
         return Verdict(False, "NoMove", "no move is under way")
     direction = "back to" if move.rolling_back else "to"
-    message = f"{move.phase.value} since {move.phase_since}: from {move.from_split.label()} {direction} {move.to_split.label()}"
+    message = f"{move.phase.value} since {move.phase_since}, due by {move.deadline}: from {move.from_split.label()} {direction} {move.to_split.label()}"
     if move.waiting_for:
         message += f"; waits for {move.waiting_for}"
     return Verdict(True, move.phase.value, message)

@@ -13,6 +13,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from rljob_planner.durations import seconds
+
 if TYPE_CHECKING:
     from rljob_planner.api.spec import RLJobSpec
     from rljob_planner.outcome import Candidate, Elasticity, Evaluation, Plan
@@ -22,6 +24,14 @@ if TYPE_CHECKING:
 
 MOST_CANDIDATES = 5
 """Feasible candidates that a report lists besides the best, and rejected ones."""
+
+_PROMISES = {
+    "drop": "no trained sample is over it",
+    "admission": "the mean keeps to it, single slow samples exceed it",
+    "hold": "no unfinished sample is over it when a version is published",
+    "none": "nothing enforces it, this split keeps the mean to it",
+}
+"""What each bound promises about the limit of staleness."""
 
 _NUDGE = 0.10
 _NEGLIGIBLE = 0.005
@@ -47,8 +57,15 @@ def plan_report(plan: Plan, spec: RLJobSpec, title: str) -> RenderableType:
 def simulation_report(result: SimulationResult, scenario: Scenario, title: str) -> RenderableType:
     """What a simulation showed, for people."""
     work = scenario.workload
-    limit = (
-        "" if scenario.staleness.max is None else f"; limit {scenario.staleness.max}, bound {scenario.staleness.bound}"
+    most, bound = scenario.staleness.max, scenario.staleness.bound
+    promise = "nothing enforces it" if bound == "none" else _PROMISES[bound]
+    limit = "" if most is None else f"; limit {most} under bound {bound} ({promise})"
+    capacity = scenario.queue.capacity
+    over = capacity is not None and result.queue_groups.max > capacity
+    late = (
+        f"; more than its capacity of {capacity}, since groups that are under way when it fills still enter"
+        if over
+        else ""
     )
     period, staleness = result.period, result.staleness
     facts = [
@@ -56,28 +73,14 @@ def simulation_report(result: SimulationResult, scenario: Scenario, title: str) 
         ("Staleness", f"mean {staleness.mean:.2f}, p95 {staleness.p95:g}, max {staleness.max} versions{limit}"),
         ("Bottleneck", _balance(result.rho, scenario.mode == "async")),
         ("Samplers", f"busy {result.sampler_utilization:.0%} of the time, {result.mean_running:.1f} samples running, {result.mean_in_flight:.1f} in flight"),
-        ("KV cache", f"{result.kv_utilization:.0%} full, {result.preemptions} preemptions"),
+        ("KV cache", f"{result.kv_utilization:.0%} full, {result.preemptions:,} preemptions"),
         ("Trainer", f"trains {result.trainer_utilization:.0%} of the time"),
-        ("Queue", f"mean {result.queue_groups.mean:.1f}, at most {result.queue_groups.max} complete groups; a step takes {work.prompts_per_step}"),
+        ("Queue", f"mean {result.queue_groups.mean:.1f}, at most {result.queue_groups.max} complete groups; a step takes {work.prompts_per_step}{late}"),
         ("Tokens", f"{result.tokens_per_second:,.0f} trained response tokens a second, {result.trained_mean_length:.1f} a sample"),
         ("Waste", f"{result.wasted_tokens:,} response tokens in {result.dropped_groups:,} dropped groups" if result.dropped_groups else "none"),
     ]  # fmt: skip
     covered = f"{scenario.steps - scenario.warmup_steps} steps after a warm-up of {scenario.warmup_steps}, {seconds(result.elapsed_s)} of the job's time"
     return Group(Text(title, style="bold"), Text(covered, style="dim"), Text(), _facts(facts))
-
-
-def seconds(value: float) -> str:
-    """A time with three digits and a unit that people would choose."""
-    for unit, size, most in (("ms", 0.001, 1.0), ("s", 1.0, 600.0), ("min", 60.0, 5400.0), ("h", 3600.0, 172_800.0)):
-        if value < most:
-            return f"{_digits(value / size)} {unit}"
-    return f"{_digits(value / 86_400.0)} days"
-
-
-def _digits(value: float) -> str:
-    """Three significant digits, trailing zeros kept."""
-    places = 0 if value >= 99.95 else 1 if value >= 9.995 else 2
-    return f"{value:,.{places}f}"
 
 
 def _percent(fraction: float) -> str:
@@ -179,7 +182,7 @@ def _why(plan: Plan) -> str:
 
 def _neighbour(plan: Plan, neighbour: Candidate) -> str:
     more = neighbour.split.trainers.replicas - plan.split.trainers.replicas
-    name = f"{_count(abs(more), 'trainer')} {'more' if more > 0 else 'fewer'} ({neighbour.split.label()})"
+    name = f"{_count(abs(more), 'trainer')} {'more' if more > 0 else 'fewer'}, samplers of the same width ({neighbour.split.label()})"
     if not neighbour.feasible or neighbour.period_s is None:
         return f"{name}: {neighbour.reason}"
     return f"{name}: {seconds(neighbour.period_s)} a step, {neighbour.reason}"
@@ -187,15 +190,9 @@ def _neighbour(plan: Plan, neighbour: Candidate) -> str:
 
 def _staleness(plan: Plan, spec: RLJobSpec) -> str:
     s, bound = plan.staleness, spec.staleness.bound.value
-    promise = {
-        "drop": "no trained sample is over it",
-        "admission": "the mean keeps to it, single slow samples exceed it",
-        "hold": "no unfinished sample is over it when a version is published",
-        "none": "nothing enforces it, this split keeps the mean to it",
-    }[bound]
     return (
         f"mean {s.mean:.2f}, p95 {s.p95:.3g}, max {s.max:.3g} versions; "
-        f"limit {spec.staleness.max} under bound {bound} ({promise})"
+        f"limit {spec.staleness.max} under bound {bound} ({_PROMISES[bound]})"
     )
 
 

@@ -50,6 +50,8 @@ _SLACK = 2.0
 _HELD_BACK, _SATURATED, _WASTEFUL = 0.2, 0.98, 0.1
 _WORTH = 0.004
 """Share of the period that counts as a difference between two caps."""
+_NOISE = 0.005
+"""Share of the period below which two splits can't be told apart by simulation."""
 _P90_SIGMA = 1.2816
 
 
@@ -322,6 +324,8 @@ def _simulated_candidate(search: _Search, e: Evaluation, best: Evaluation) -> Ca
 def _loss(search: _Search, split: Split, period_s: float, best: Evaluation) -> str:
     what = "period" if search.job.spec.objective is Objective.TIME else "cost"
     loss = search.burden(split, period_s) / search.burden(best.split, best.period_s) - 1.0
+    if abs(loss) < _NOISE:
+        return f"{what} as good as the best within the noise of the simulation"
     return f"{what} {loss:+.1%} against the best"
 
 

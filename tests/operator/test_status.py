@@ -11,6 +11,7 @@ from rljob_operator.situation import StalenessCheck
 from rljob_operator.status import Fleet, Verdict
 from rljob_planner.api.spec import Staleness
 from rljob_planner.api.status import Condition, ConditionType, DecisionCode, DecisionStatus, Phase
+from tests.operator.objects import spec
 
 FULL = Fleet(wanted=4, existing=4, bound=4, ready=4)
 
@@ -56,6 +57,14 @@ def test_all_bound_is_scheduled_and_nothing_wished_is_not() -> None:
     nothing = Fleet(0, 0, 0, 0)
     assert status.scheduled(nothing, nothing, 32, 0).reason == "Stopped"
     assert status.ready(nothing, nothing, "job").status is False
+
+
+def test_a_suspended_job_says_that_it_still_holds_gpus_and_for_how_long() -> None:
+    of = spec(sampler={"drainTimeout": "5m"})
+    held = status.suspended(of, some_exist=True)
+    assert (held.status, held.reason) == (False, "Suspending")
+    assert "sampler.drainTimeout (5m)" in held.message
+    assert status.suspended(of, some_exist=False).reason == "Suspended"
 
 
 def test_the_same_decision_counts_up_and_at_most_ten_are_kept() -> None:

@@ -342,7 +342,10 @@ class RLJobSpec(ApiModel):
 
     rules: ClassVar[tuple[Rule, ...]] = rules.SPEC_RULES
 
-    suspend: Bool = Field(default=False, description="Free all GPUs and keep the object.")
+    suspend: Bool = Field(
+        default=False,
+        description="Let samplers finish what they run, for sampler.drainTimeout at most, then free all GPUs; keep the object.",
+    )
     gpus: Int = Field(
         ge=2, le=1_000_000, description="The budget in GPUs, never exceeded at any instant, terminating pods included."
     )
@@ -355,7 +358,7 @@ class RLJobSpec(ApiModel):
         default=None,
         min_length=1,
         max_length=64,
-        description="The GPU's name, such as H100-SXM; read from the nodes' nvidia.com/gpu.product if absent.",
+        description="The GPU's name, such as H100-SXM, for nodes without the label nvidia.com/gpu.product; a known label counts more.",
     )
     model: Model = Field(description="The model that is trained: a known name, or the fields of its config.json.")
     workload: Workload = Field(description="One training step's worth of work, and how many steps there are.")
