@@ -143,6 +143,7 @@ class Actions:
         if self._said.get(reason) == message:
             return
         self._said[reason] = message
+        logger.info("%s/%s: %s: %s", meta["namespace"], meta["name"], reason, message)
         seed = f"{self._uid}/{reason}/{message}/{now_s}".encode()
         body = {
             "apiVersion": "v1",

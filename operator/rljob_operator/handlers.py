@@ -23,6 +23,7 @@ from rljob_operator.config import Config
 from rljob_operator.metrics import OperatorMetrics
 from rljob_operator.reconcile import Reconciler
 from rljob_operator.view import View
+from rljob_planner import __version__
 from rljob_planner.api import GROUP, PLURAL, VERSION
 
 UID_LABEL = "rljob.dev/uid"
@@ -155,6 +156,12 @@ def registry(config: Config) -> tuple[kopf.OperatorRegistry, Memo]:
         memo.view.quotas = indexes["quotas"]
         memo.view.jobs = indexes["jobs"]
         memo.view.children = indexes["children"]
+        logger.info(
+            "rljob-operator %s; Prometheus: %s; namespaces: %s",
+            __version__,
+            config.prometheus_url or "none, so only jobs that name one are rebalanced",
+            ", ".join(config.namespaces) or "all",
+        )
         memo.cluster = await Cluster.connect()
         memo.session = aiohttp.ClientSession()
         if config.metrics_port is not None:
