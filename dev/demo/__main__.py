@@ -195,7 +195,8 @@ class Demo:
             )
         if r["staleness"]:
             say(
-                f"staleness mean {r['staleness']['mean']:.2f}, max {r['staleness']['max']:.0f}, limit {r['stalenessLimit']} · "
+                f"staleness mean {r['staleness']['mean']:.2f}, max {r['staleness']['max']:.0f}, limit {r['stalenessLimit']} "
+                f"for {'every sample' if self._spec['staleness'].get('bound') == 'drop' else 'the mean'} · "
                 f"at most {r['gpuPeak']} of {r['gpuBudget']} GPUs held",
                 highlight=False,
             )

@@ -167,7 +167,7 @@ def outcome(
     after = periods(live, since=last)[-LAST:]
     never = periods(shadow)[-LAST:]
     summary = staleness_summary(live)
-    result = {
+    result: dict[str, Any] = {
         "plan": plan,
         "bestAtStart": best_at_start,
         "bestAtEnd": best_at_end,
@@ -192,6 +192,9 @@ def outcome(
         "stalenessLimit": staleness_limit,
         "stalenessHeld": staleness_held(bound, summary, staleness_limit),
     }
+    gain, errors = compare(after, never)
+    result["saved"] = gain
+    result["savedInStandardErrors"] = errors if errors is not None and math.isfinite(errors) else None
     failures: list[str] = []
     if not committed:
         failures.append("no move was committed")
@@ -199,7 +202,6 @@ def outcome(
         failures.append(f"pods held {gpu_peak} GPUs at once, the budget is {gpu_budget}")
     if not result["stalenessHeld"]:
         failures.append(f"staleness {summary} against a limit of {staleness_limit} under the bound {bound}")
-    gain, errors = compare(after, never)
     if committed and (errors is None or errors <= 2.0):
         failures.append(
             "the period after the move is not shorter than without it by more than two standard errors "

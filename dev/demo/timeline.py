@@ -110,18 +110,22 @@ def _figures(outcome: Outcome) -> str:
 
     figures = [
         ("period at the start", seconds(r["periodStart"])),
-        ("before the move", seconds(r["periodBeforeMove"])),
-        ("after the move", seconds(r["periodAfterMove"])),
-        ("had nothing moved", seconds(r["periodIfNeverMoved"])),
+        ("before the first move", seconds(r["periodBeforeMove"])),
+        ("at the end", seconds(r["periodAfterMove"])),
+        ("at the end, never moved", seconds(r["periodIfNeverMoved"])),
         ("saved", "–" if outcome.gain is None else f"{outcome.gain:.1%}"),
         ("GPUs at most / budget", f"{r['gpuPeak']} / {r['gpuBudget']}"),
     ]
     return "<dl>" + "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in figures) + "</dl>"
 
 
+def _clock(t: float) -> str:
+    return f"{t:.0f} s" if t >= 0.0 else "before"
+
+
 def _decisions(marks: Sequence[Json], started_s: float) -> str:
     rows = "".join(
-        f"<tr><td>{epoch_s(d['at']) - started_s:.0f} s</td><td>{html.escape(d['code'])}</td>"
+        f"<tr><td>{_clock(epoch_s(d['at']) - started_s)}</td><td>{html.escape(d['code'])}</td>"
         f"<td>{html.escape(label(d.get('from')))}</td><td>{html.escape(label(d.get('to')))}</td>"
         f"<td>{html.escape(d['message'])}</td></tr>"
         for d in marks

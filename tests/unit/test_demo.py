@@ -34,7 +34,7 @@ from rljob_planner.api.spec import RLJobSpec
 
 KEYS = {
     "plan", "bestAtStart", "bestAtEnd", "moves", "gpuBudget", "gpuPeak", "periodStart", "periodBeforeMove", "periodAfterMove",
-    "periodIfNeverMoved", "staleness", "stalenessLimit", "stalenessHeld",
+    "periodIfNeverMoved", "staleness", "stalenessLimit", "stalenessHeld", "saved", "savedInStandardErrors",
 }  # fmt: skip
 ZERO_S = 1_000_000.0
 
