@@ -7,6 +7,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 OTHER_PYTHONS := python3.11 python3.12 python3.13 python3.14
 FAST_TESTS := tests/unit tests/planner tests/operator
+# Temporary files of tests stay in the tree, where make clean finds them.
+IN_TREE := --basetemp=.pytest_tmp
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-fast test-pythons lint format generate clean
@@ -28,10 +30,10 @@ demo: setup ## Run the main job: plan, deploy and rebalance a 64-GPU job on a lo
 	@$(BIN)/python -m dev.demo
 
 test: setup ## Run all tests, those against the local control plane included
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest $(IN_TREE)
 
 test-fast: setup ## Run the tests that need no control plane
-	@$(BIN)/python -m pytest $(FAST_TESTS)
+	@$(BIN)/python -m pytest $(IN_TREE) $(FAST_TESTS)
 
 test-pythons: ## Run the tests that need no control plane on every supported Python that is there
 	@for python in $(OTHER_PYTHONS); do \
@@ -40,7 +42,7 @@ test-pythons: ## Run the tests that need no control plane on every supported Pyt
 	  test -x $$venv/bin/python || $$python -m venv $$venv; \
 	  $$venv/bin/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1' && \
 	  $$venv/bin/python -m pip install --quiet --editable '.[operator]' --editable ./runtime --group dev && \
-	  $$venv/bin/python -m pytest -q $(FAST_TESTS) || exit 1; \
+	  $$venv/bin/python -m pytest -q $(IN_TREE) $(FAST_TESTS) || exit 1; \
 	done
 
 lint: setup ## Check style, types and the directions of imports
@@ -58,5 +60,5 @@ generate: setup ## Write the files that are generated from the models: CRD and J
 	@$(BIN)/python -m dev.schemas
 
 clean: ## Remove what make has made here (the cache with the control plane stays)
-	@rm -rf $(VENV) $(VENV)-* .demo build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@rm -rf $(VENV) $(VENV)-* .demo build dist .mypy_cache .ruff_cache .pytest_cache .pytest_tmp .hypothesis .import_linter_cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -144,20 +144,25 @@ class Keeper:
             return None
         if child.poll() is None:
             child.send_signal(number)
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(timeout_s)
-            except subprocess.TimeoutExpired:
-                child.kill()
-                child.wait()
+        _kill_group(child)
+        child.wait()
         return child.returncode
 
     def _stop_all(self) -> None:
         # SIGKILL to all at once: no state is worth an orderly shutdown, which takes an API server many seconds.
         children, self._children = list(self._children.values()), {}
         for child in children:
-            child.kill()
+            _kill_group(child)
         for child in children:
             child.wait()
+
+
+def _kill_group(child: subprocess.Popen[bytes]) -> None:
+    """Kills a component and all that it started: each leads a session of its own."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
 
 
 def is_in_use(data_dir: Path) -> bool:

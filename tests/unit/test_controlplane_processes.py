@@ -50,10 +50,24 @@ def test_stopping_ends_everything_and_removes_the_directory(tmp_path: Path) -> N
 
 def test_a_directory_to_keep_is_kept(tmp_path: Path) -> None:
     supervisor = Supervisor(tmp_path / "run", remove=False)
-    supervisor.start("one", ["sh", "-c", "echo hello; sleep 3600"])
+    supervisor.start("one", ["sh", "-c", "echo hello; exec sleep 3600"])
     wait_until(lambda: "hello" in supervisor.log_tail("one"), "the log")
     supervisor.close()
     assert (tmp_path / "run" / "logs" / "one.log").read_text() == "hello\n"
+
+
+@pytest.mark.parametrize("ended_by", ["stop", "close"])
+def test_what_a_component_started_ends_with_it(tmp_path: Path, ended_by: str) -> None:
+    supervisor = Supervisor(tmp_path / "run", remove=True)
+    supervisor.start("parent", ["sh", "-c", "sleep 3600 & echo $!; wait"])
+    log = supervisor.log_file("parent")
+    wait_until(lambda: log.read_text().endswith("\n"), "the child's number")
+    child = int(log.read_text())
+    assert alive(child)
+    if ended_by == "stop":
+        supervisor.stop("parent")
+    supervisor.close()
+    wait_until(lambda: not alive(child), "the child to end")
 
 
 def test_a_killed_keeper_takes_its_children_along(tmp_path: Path) -> None:
