@@ -137,7 +137,7 @@ class Running:
             trainer_pods=this.ready_names(gate.TRAINER),
             since=since_s,
             now=this.now_s,
-            window_s=wished_window_s(_period_s(this), self._config.metrics_window_s),
+            window_s=wished_window_s(_period_s(this), self._config.metrics_window_s, self._config.scrape_s),
             scrape_s=self._config.scrape_s,
             samples_per_prompt=workload.samples_per_prompt,
             max_response_tokens=workload.response_tokens.max,

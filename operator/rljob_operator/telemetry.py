@@ -56,9 +56,12 @@ WINDOW_PERIODS = 8.0
 """Periods that a window should span, so that a mean over it rests on more than one or two steps."""
 
 
-def wished_window_s(period_s: float | None, least_s: float) -> float:
-    """The window to ask for, in seconds: eight periods (observed, else planned; None if neither is known), at least ``least_s``."""
-    return least_s if period_s is None else max(least_s, WINDOW_PERIODS * period_s)
+def wished_window_s(period_s: float | None, least_s: float, scrape_s: float) -> float:
+    """The window to ask for, in seconds: eight periods (observed, else planned; None if neither is known), at least ``least_s``.
+
+    Never shorter than the scrapes that a rate needs: a job that is scraped each minute would else be measured in no window at all.
+    """
+    return max(least_s, MIN_SCRAPES * scrape_s, WINDOW_PERIODS * (period_s or 0.0))
 
 
 async def observe(

@@ -369,9 +369,11 @@ def test_quantiles_of_buckets() -> None:
 
 
 def test_a_window_spans_several_periods() -> None:
-    assert wished_window_s(None, 120.0) == 120.0
-    assert wished_window_s(3.0, 120.0) == 120.0
-    assert wished_window_s(300.0, 120.0) == 2400.0
+    assert wished_window_s(None, 120.0, 15.0) == 120.0
+    assert wished_window_s(3.0, 120.0, 15.0) == 120.0
+    assert wished_window_s(300.0, 120.0, 15.0) == 2400.0
+    # Scraped once a minute, two minutes hold too few samples for a rate: such a job would never be measured.
+    assert wished_window_s(3.0, 120.0, 60.0) == 240.0
 
 
 def test_noise_predicts_no_growth() -> None:
