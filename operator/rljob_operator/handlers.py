@@ -127,8 +127,7 @@ class Memo:
 async def _woken(wake: asyncio.Event, timeout_s: float) -> None:
     """Waits until a job is woken, at most ``timeout_s``.
 
-    Not ``asyncio.timeout``: before Python 3.13 a timeout that fires in the same turn of the loop as the event cancels the task
-    at its next await, without a word.
+    The timeout ends a waiter of its own and never reaches into the job's task, whose cancellation means that the job is gone.
     """
     if timeout_s <= 0:
         return
