@@ -9,18 +9,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Any
+
+from rljob_operator.rebalance import epoch_s
 
 Json = Mapping[str, Any]
 
 MARKED = ("InitialPlan", "Move", "MoveCommitted", "MoveRolledBack", "LowerCap", "RaiseCap")
 """Codes of decisions that change something."""
-
-
-def epoch_s(text: str) -> float:
-    """RFC 3339 as epoch seconds."""
-    return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
 
 
 def label(split: Json | None) -> str:

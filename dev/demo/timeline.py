@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dev.demo.history import Move, epoch_s, label
+from dev.demo.history import Move, label
 from dev.demo.outcome import Outcome, Step
+from rljob_operator.rebalance import epoch_s
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 1000.0, 150.0, 64.0, 12.0, 14.0, 22.0
 

@@ -6,15 +6,11 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
-from rljob_operator.gate import has_ended, is_gated
+from rljob_operator.gate import has_ended, is_gated, is_ready, is_terminating, role_of
 from rljob_operator.rebalance import PodView
 from rljob_operator.status import Fleet
 
 Json = Mapping[str, Any]
-
-ROLE_LABEL = "rljob.dev/role"
-SAMPLER = "sampler"
-TRAINER = "trainer"
 
 _BROKEN_REASONS = frozenset(
     {
@@ -28,28 +24,12 @@ _BROKEN_REASONS = frozenset(
 )
 
 
-def role_of(pod: Json) -> str:
-    """The role label of a pod, empty if it has none."""
-    return str(pod["metadata"].get("labels", {}).get(ROLE_LABEL, ""))
-
-
-def is_terminating(pod: Json) -> bool:
-    """Whether a pod is being deleted; it holds its GPUs until it is gone."""
-    return pod["metadata"].get("deletionTimestamp") is not None
-
-
 def condition_of(obj: Json, kind: str) -> Mapping[str, Any] | None:
     """A condition of an object by type."""
     for condition in obj.get("status", {}).get("conditions") or ():
         if condition.get("type") == kind:
             return dict(condition)
     return None
-
-
-def is_ready(pod: Json) -> bool:
-    """Whether a pod's Ready condition is True."""
-    condition = condition_of(pod, "Ready")
-    return condition is not None and condition.get("status") == "True"
 
 
 def view(pod: Json) -> PodView:

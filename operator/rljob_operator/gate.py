@@ -22,6 +22,9 @@ GATE = "rljob.dev/budget"
 NAME_LABEL = "rljob.dev/name"
 """Label with the name of the RLJob."""
 
+MANAGED_BY_LABEL = "app.kubernetes.io/managed-by"
+"""Label that says whose an object is; the value is ``rljob-operator``."""
+
 ROLE_LABEL = "rljob.dev/role"
 """Label with the role of a pod, ``sampler`` or ``trainer``."""
 

@@ -18,16 +18,16 @@ import aiohttp
 import kopf
 
 from rljob_operator import fleet
-from rljob_operator.cluster import Cluster, ClusterError, Json
+from rljob_operator.cluster import FIELD_MANAGER, Cluster, ClusterError, Json
 from rljob_operator.config import Config
+from rljob_operator.gate import MANAGED_BY_LABEL, UID_LABEL
 from rljob_operator.metrics import OperatorMetrics
 from rljob_operator.reconcile import Reconciler
 from rljob_operator.view import View
 from rljob_planner import __version__
 from rljob_planner.api import GROUP, PLURAL, VERSION
 
-UID_LABEL = "rljob.dev/uid"
-MANAGED = {"app.kubernetes.io/managed-by": "rljob-operator"}
+MANAGED = {MANAGED_BY_LABEL: FIELD_MANAGER}
 LONGEST_SILENCE_S = 300.0
 """A job without a pass for so long makes the liveness probe fail: a stalled task is worse than a restart."""
 

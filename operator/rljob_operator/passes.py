@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
-from rljob_operator import gate, status
+from rljob_operator import eligibility, gate, status
 from rljob_operator.cluster import Json
 from rljob_operator.inventory import Inventory
 from rljob_operator.rebalance import Targets
@@ -24,7 +26,8 @@ class Pass:
     now: RLJobStatus
     now_s: float
     pods: list[Json]
-    inventory: Inventory
+    take_inventory: Callable[[], Inventory]
+    """Surveys all nodes and pods of the cluster; asked through ``inventory``."""
     samplers: Fleet
     trainers: Fleet
     targets: Targets | None
@@ -48,6 +51,11 @@ class Pass:
         """Asks for the next pass within ``delay_s``."""
         self.again_s = delay_s if self.again_s is None else min(self.again_s, delay_s)
 
+    @cached_property
+    def inventory(self) -> Inventory:
+        """What the job may use, surveyed once and only in passes that plan or decide."""
+        return self.take_inventory()
+
     @property
     def key(self) -> tuple[str, str]:
         """Namespace and name of the job, the labels of its metrics."""
@@ -57,8 +65,7 @@ class Pass:
     @property
     def gpu_resources(self) -> frozenset[str]:
         """The extended resources that count the job's GPUs."""
-        nodes = (self.spec.nodes, self.spec.sampler.nodes, self.spec.trainer.nodes)
-        return frozenset(each.gpu_resource for each in nodes if each is not None)
+        return eligibility.gpu_resources(self.spec)
 
     @property
     def held_gpus(self) -> int:

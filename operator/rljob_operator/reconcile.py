@@ -133,14 +133,6 @@ class Reconciler:
         trainers = self._view.child(self._uid, job.spec.trainer.kind.value, children.trainers_name(job))
         now_s = time.time()
         targets = targets_of(job.spec, before, pods, self._running.latest, (samplers, trainers), now_s)
-        inventory = take_inventory(
-            job.spec,
-            self._uid,
-            self._view.all_nodes(),
-            self._view.all_pods(),
-            self._view.quotas_of(self._namespace),
-            [*self._view.other_jobs(self._uid), raw],
-        )
         wanted = targets or Targets(0, 0)
         return Pass(
             job=job,
@@ -149,7 +141,14 @@ class Reconciler:
             now=before,
             now_s=now_s,
             pods=pods,
-            inventory=inventory,
+            take_inventory=lambda: take_inventory(
+                job.spec,
+                self._uid,
+                self._view.all_nodes(),
+                self._view.all_pods(),
+                self._view.quotas_of(self._namespace),
+                [*self._view.other_jobs(self._uid), raw],
+            ),
             samplers=fleet.fleet(gate.SAMPLER, wanted.samplers, pods, samplers),
             trainers=fleet.fleet(gate.TRAINER, wanted.trainers, pods, trainers),
             targets=targets,
@@ -229,8 +228,9 @@ class Reconciler:
     async def _look(self, this: Pass) -> None:
         """Looks at what became of it and decides what should be done next."""
         layout = self._actions.published(this.job)
+        published_generation = 0 if layout is None else int(layout["generation"])
         if layout is not None:
-            this.update(layout_generation=max(this.before.layout_generation, int(layout["generation"])))
+            this.update(layout_generation=max(this.before.layout_generation, published_generation))
         if this.before.phase is Phase.COMPLETE:
             this.verdicts[ConditionType.READY] = Verdict(False, "Complete", "the run has reached its last step")
             if this.some_exist:
@@ -255,11 +255,7 @@ class Reconciler:
             if this.some_exist:
                 await self._running.watch_drain(this)
             return
-        await self._running.look(this, self._published_generation(this))
-
-    def _published_generation(self, this: Pass) -> int:
-        layout = self._actions.published(this.job)
-        return 0 if layout is None else int(layout["generation"])
+        await self._running.look(this, published_generation)
 
     async def _plan_first(self, this: Pass) -> None:
         found = await self._first_plan(this)

@@ -45,13 +45,12 @@ LONGEST_BACK_OFF_S = 3600.0
 
 
 class Running:
-    """What a process remembers of a running job between passes: its last metrics and when it decided last."""
+    """What a process remembers of a running job between passes: its last metrics, and when it read them."""
 
     def __init__(self, session: aiohttp.ClientSession, config: Config, metrics: OperatorMetrics) -> None:
         self._session = session
         self._config = config
         self._metrics = metrics
-        self._decided_s: float | None = None
         self._observed_s: float | None = None
         self.latest: Telemetry | None = None
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rljob_operator.eligibility import nodes_of, template_of, tolerations_of
-from rljob_operator.gate import GATE, NAME_LABEL, ROLE_LABEL, SAMPLER, UID_LABEL, pod_gpus
+from rljob_operator.gate import GATE, MANAGED_BY_LABEL, NAME_LABEL, ROLE_LABEL, SAMPLER, UID_LABEL, pod_gpus
 from rljob_operator.quantity import QuantityError, quantity
 from rljob_planner.api.spec import RLJob
 from rljob_planner.split import Split
@@ -120,7 +120,7 @@ def labels_of(job: RLJob, role: str) -> dict[str, str]:
         NAME_LABEL: str(job.metadata["name"]),
         ROLE_LABEL: role,
         UID_LABEL: str(job.metadata["uid"]),
-        "app.kubernetes.io/managed-by": "rljob-operator",
+        MANAGED_BY_LABEL: "rljob-operator",
     }
 
 

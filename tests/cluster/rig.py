@@ -11,7 +11,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -26,6 +25,7 @@ import yaml
 from kubernetes import client, config, watch
 
 from dev.controlplane import ControlPlane, Prometheus, pods_scrape_config, prometheus_token_file
+from dev.controlplane.ports import free_ports
 
 ROOT = Path(__file__).resolve().parents[2]
 GPU = "nvidia.com/gpu"
@@ -33,13 +33,6 @@ SYSTEM = "rljob-system"
 ACCOUNT = "rljob-operator"
 
 Json = dict[str, Any]
-
-
-def free_port() -> int:
-    """A port that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def install(plane: ControlPlane) -> Path:
@@ -73,7 +66,7 @@ class Operator:
 
     def start(self) -> None:
         """Starts it and waits until it answers its liveness probe."""
-        port = free_port()
+        port = free_ports(1)[0]
         env = {
             **os.environ,
             "KUBECONFIG": str(self._kubeconfig),
@@ -185,7 +178,7 @@ class Rig:
         self._folder = folder
         self._kubeconfig = kubeconfig
         self._stack = contextlib.ExitStack()
-        self._emulator_port = free_port()
+        self._emulator_port = free_ports(1)[0]
         self.prometheus: Prometheus | None = None
         self.operator: Operator | None = None
         self.recorder = Recorder(plane.kubeconfig, namespace)
