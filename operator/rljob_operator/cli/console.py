@@ -1,0 +1,136 @@
+"""What the commands share: reading what a user names, doing what takes time with a word about it, and printing what came out.
+
+Results go to stdout, words about them to stderr, so that a pipe sees data only. What a user can correct ends with one line a
+problem, in the words of the file, and exit code 2. Nothing here is imported before it is used: rich, yaml and pydantic cost more
+time than ``rljob version`` may take.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rich.console import RenderableType
+
+    from rljob_planner.api.spec import RLJob
+
+INTERNAL_ERROR = 1
+"""Exit code of a defect, with its traceback."""
+
+WRONG_INPUT = 2
+"""Exit code for anything that the user can correct."""
+
+NOTHING_FEASIBLE = 3
+"""Exit code where the input is right and no split of its GPUs can run it."""
+
+OPERATOR_EXTRA = {"kopf", "kubernetes", "aiohttp", "prometheus_client"}
+"""Top-level modules of the extra ``operator``."""
+
+PIPE_COLUMNS = 120
+"""Width of reports that go into a pipe, which has none: what people paste into issues stays readable."""
+
+
+class Output(StrEnum):
+    """How a result is printed."""
+
+    TABLE = "table"
+    JSON = "json"
+    YAML = "yaml"
+
+
+OutputOption = Annotated[Output, typer.Option("--output", "-o", help="table for people; json or yaml for programs.")]
+
+
+def fail(message: str, code: int = WRONG_INPUT) -> NoReturn:
+    """Ends the command with a message, one line a problem, on stderr."""
+    for line in message.splitlines():
+        typer.echo(f"rljob: {line}", err=True)
+    raise typer.Exit(code)
+
+
+def read(file: str) -> tuple[str, str]:
+    """The text of a file or of stdin (``-``), and its name in messages."""
+    from rljob_planner.documents import InvalidDocumentError, read_text
+
+    try:
+        if file == "-":
+            return sys.stdin.buffer.read().decode("utf-8"), "stdin"
+        return read_text(Path(file)), file
+    except UnicodeDecodeError:
+        fail("stdin: this is no text in UTF-8, so it is no YAML")
+    except InvalidDocumentError as error:
+        fail(str(error))
+
+
+def read_job(file: str) -> tuple[RLJob, str]:
+    """The first RLJob of a file (lists as kubectl prints them are looked into), and its name in messages."""
+    from rljob_planner.api.reading import InvalidJobError
+    from rljob_planner.api.reading import read_job as validated
+    from rljob_planner.documents import InvalidDocumentError, parse_documents
+
+    text, source = read(file)
+    try:
+        documents = parse_documents(text, source)
+    except InvalidDocumentError as error:
+        fail(str(error))
+    objects: list[Any] = []
+    for document in documents:
+        items = document.get("items") if isinstance(document, dict) else None
+        objects += items if isinstance(items, list) else [document]
+    if not objects:
+        fail(f"{source}: there is nothing in it: write an RLJob, with apiVersion, kind, metadata and spec")
+    first = next((o for o in objects if isinstance(o, dict) and o.get("kind") == "RLJob"), objects[0])
+    if isinstance(first, dict) and "kind" not in first and "samplers" in first:
+        fail(f"{source}: this is a scenario and no RLJob: rljob simulate {source}")
+    try:
+        return validated(first), source
+    except InvalidJobError as error:
+        fail("\n".join(f"{source}: {problem}" for problem in error.problems))
+
+
+def has_kind(text: str) -> bool:
+    """Whether a text is an RLJob: whoever mixes up two commands should be told, not corrected key by key."""
+    return any(line.rstrip() == "kind: RLJob" for line in text.splitlines())
+
+
+def with_simulator(doing: str, work: Callable[[], Any]) -> Any:
+    """Does something that simulates, with a word to whoever waits; on stderr, since stdout is for the result."""
+    from rljob_planner.simulate import is_compiled, warm_up
+
+    if not is_compiled():
+        typer.echo("Compiling the simulator; this takes about ten seconds, and only the first time.", err=True)
+        warm_up()
+    if not sys.stderr.isatty():
+        return work()
+    from rich.console import Console
+
+    with Console(stderr=True).status(f"{doing}…"):
+        return work()
+
+
+def print_report(report: RenderableType) -> None:
+    """Prints something that rich can draw."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=PIPE_COLUMNS)
+    console.print(report)
+
+
+def print_data(data: Any, output: Output) -> None:
+    """Prints what a program reads, as JSON or YAML."""
+    if output is Output.JSON:
+        typer.echo(json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False))
+        return
+    import yaml
+
+    typer.echo(yaml.safe_dump(data, sort_keys=False, allow_unicode=True, default_flow_style=None, width=120), nl=False)
