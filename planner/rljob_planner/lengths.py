@@ -4,97 +4,43 @@ A length is a number of tokens, at least one and at most the cap, so the distrib
 their cumulative probabilities. Mean, second moment, quantiles and the tail of a group are then sums without approximation,
 and the simulator draws from the very table that the closed form integrates. What is known about lengths before they were
 rounded and clipped (the law) is kept beside the table: longer or shorter responses under the same cap are another cut of the
-same law, in which lengths that the cap hid come back.
+same law, in which lengths that the cap hid come back (``laws``).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from statistics import NormalDist
-from typing import Protocol
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-IntArray = NDArray[np.int64]
-FloatArray = NDArray[np.float64]
+from rljob_planner.laws import (
+    WIDEST_SIGMA,
+    EndlessLaw,
+    FloatArray,
+    HistogramLaw,
+    IntArray,
+    Law,
+    LognormalLaw,
+    MixtureLaw,
+    QuantileLaw,
+    TableLaw,
+    clipped_cv,
+    log_median,
+)
 
 MAX_TOKENS = 10_000_000
 """Longest response that a distribution may hold."""
 
 _EXACT_UNTIL_TOKENS = 1 << 17
 """Up to here every whole length is a row of the table; above, rows lie 1/65536 of the length apart."""
-_WIDEST_SIGMA = 8.0
 _SMALLEST_PROBABILITY = 1e-13
 _NORMAL = NormalDist()
-
-
-class Law(Protocol):
-    """Lengths before rounding and clipping."""
-
-    def below(self, tokens: FloatArray) -> FloatArray:
-        """Probability of a length below each of ``tokens``."""
-        ...
-
-    def scaled(self, factor: float) -> Law:
-        """The law of ``factor`` times the length."""
-        ...
-
-
-@dataclass(frozen=True)
-class LognormalLaw:
-    """ln(length) is normal."""
-
-    median_tokens: float
-    sigma: float
-
-    def below(self, tokens: FloatArray) -> FloatArray:
-        """Probability of a length below each of ``tokens``."""
-        return _normal_cdf(np.log(tokens / self.median_tokens) / self.sigma)
-
-    def scaled(self, factor: float) -> LognormalLaw:
-        """The law of ``factor`` times the length."""
-        return replace(self, median_tokens=self.median_tokens * factor)
-
-
-@dataclass(frozen=True)
-class QuantileLaw:
-    """Given quantiles, lognormal between two neighbours and beyond the outer ones."""
-
-    tokens: tuple[float, ...]
-    scores: tuple[float, ...]
-    """Standard normal quantiles of the probabilities that belong to ``tokens``."""
-
-    def below(self, tokens: FloatArray) -> FloatArray:
-        """Probability of a length below each of ``tokens``."""
-        x, z = np.log(np.array(self.tokens)), np.array(self.scores)
-        at = np.clip(np.searchsorted(x, np.log(tokens)) - 1, 0, len(x) - 2)
-        return _normal_cdf(z[at] + (np.log(tokens) - x[at]) * (z[at + 1] - z[at]) / (x[at + 1] - x[at]))
-
-    def scaled(self, factor: float) -> QuantileLaw:
-        """The law of ``factor`` times the length."""
-        return replace(self, tokens=tuple(t * factor for t in self.tokens))
-
-
-@dataclass(frozen=True)
-class HistogramLaw:
-    """Uniform inside each bin."""
-
-    edges: tuple[float, ...]
-    cumulative: tuple[float, ...]
-    """Probability below each edge."""
-
-    def below(self, tokens: FloatArray) -> FloatArray:
-        """Probability of a length below each of ``tokens``."""
-        return np.interp(tokens, self.edges, self.cumulative)
-
-    def scaled(self, factor: float) -> HistogramLaw:
-        """The law of ``factor`` times the length."""
-        return replace(self, edges=tuple(e * factor for e in self.edges))
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,17 +57,43 @@ class LengthDistribution:
     """Lengths before rounding and clipping; None where the table itself was given."""
 
     @classmethod
-    def lognormal(cls, median: float, sigma: float, max: int) -> LengthDistribution:  # noqa: A002
-        """Lognormal with this median in tokens and this standard deviation of ln(length), clipped at ``max``."""
+    def lognormal(cls, median: float, sigma: float, max: int, cap_mass: float = 0.0) -> LengthDistribution:  # noqa: A002
+        """Lognormal with this median in tokens and this standard deviation of ln(length), clipped at ``max``.
+
+        A share ``cap_mass`` (0 … 1) of responses never ends by itself and is cut at ``max``, besides those of the lognormal
+        that are longer.
+        """
         _positive("median", median)
         _cap(max)
         if not (math.isfinite(sigma) and sigma >= 0):
             raise ValueError(
                 f"sigma is the standard deviation of ln(length): write a number of at least 0, not {sigma}"
             )
+        if not 0.0 <= cap_mass <= 1.0:
+            raise ValueError(f"cap_mass is the share of responses that only max ends: write 0 to 1, not {cap_mass}")
         if sigma < 1e-6:
-            return cls.from_values([min(median, max)], max=max)
-        return cls.from_law(LognormalLaw(float(median), float(sigma)), max)
+            body = cls.from_values([min(median, max)], max=max)
+            return body if cap_mass == 0.0 else cls.mixture([(1.0 - cap_mass, body), (cap_mass, EndlessLaw())], max)
+        law: Law = LognormalLaw(float(median), float(sigma))
+        if cap_mass > 0.0:
+            law = MixtureLaw.of([(1.0 - cap_mass, law), (cap_mass, EndlessLaw())])
+        return cls.from_law(law, max)
+
+    @classmethod
+    def mixture(
+        cls,
+        parts: Sequence[tuple[float, Law | LengthDistribution]],
+        max: int,  # noqa: A002
+    ) -> LengthDistribution:
+        """Each response follows one of ``[(weight, law or distribution), …]``, clipped at ``max``.
+
+        A distribution that was itself cut below ``max`` stays cut there, such as short answers without thinking beside long ones
+        with it; from one with a higher cap, or the same, what was cut comes back under ``max``.
+        """
+        _cap(max)
+        if not parts:
+            raise ValueError("a mixture needs at least one part, as in [(0.7, short), (0.3, long)]")
+        return cls.from_law(MixtureLaw.of([(float(weight), _law_of(part, max)) for weight, part in parts]), max)
 
     @classmethod
     def from_mean_cv(cls, mean: float, cv: float, max: int) -> LengthDistribution:  # noqa: A002
@@ -138,21 +110,21 @@ class LengthDistribution:
             raise ValueError(f"a mean of {mean:g} tokens is above max ({max}): raise max or lower the mean")
         if cv < 1e-6:
             return cls.from_values([mean], max=max)
-        widest = 0.0 if mean == max else _clipped_cv(mean, _WIDEST_SIGMA, max)
+        widest = 0.0 if mean == max else clipped_cv(mean, WIDEST_SIGMA, max)
         if cv >= widest:
             raise ValueError(
                 f"lengths of at most {max} tokens with a mean of {mean:g} cannot have a cv of {cv:g}: "
                 f"write a cv below {math.floor(widest * 100) / 100:g}, or a larger max"
             )
-        low, high = 1e-4, _WIDEST_SIGMA
+        low, high = 1e-4, WIDEST_SIGMA
         for _ in range(60):
             sigma = 0.5 * (low + high)
-            if _clipped_cv(mean, sigma, max) < cv:
+            if clipped_cv(mean, sigma, max) < cv:
                 low = sigma
             else:
                 high = sigma
         sigma = 0.5 * (low + high)
-        return cls.lognormal(math.exp(_log_median(mean, sigma, max)), sigma, max)
+        return cls.lognormal(math.exp(log_median(mean, sigma, max)), sigma, max)
 
     @classmethod
     def from_quantiles(cls, quantiles: Mapping[float, float], max: int) -> LengthDistribution:  # noqa: A002
@@ -332,46 +304,12 @@ class LengthDistribution:
         return lengths.reshape(groups.shape)
 
 
-def _normal_cdf(z: FloatArray) -> FloatArray:
-    erfc = np.fromiter(map(math.erfc, (z * -math.sqrt(0.5)).ravel().tolist()), np.float64, z.size)
-    return 0.5 * erfc.reshape(z.shape)
-
-
-def _clipped_moments(mu: float, sigma: float, cap: float) -> tuple[float, float]:
-    """First and second moment of min(X, cap), ln X normal: partial expectations of the lognormal plus the mass at the cap."""
-    d = (math.log(cap) - mu) / sigma
-    above = _phi(-d)
-    first = _exp_phi(mu + 0.5 * sigma * sigma, d - sigma) + cap * above
-    second = _exp_phi(2.0 * mu + 2.0 * sigma * sigma, d - 2.0 * sigma) + cap * cap * above
-    return first, second
-
-
-def _log_median(mean: float, sigma: float, cap: float) -> float:
-    """ln(median) for which the clipped mean is ``mean``; the clipped mean rises with it from 0 to the cap."""
-    low, high = math.log(mean) - sigma * sigma, math.log(cap) + 8.0 * sigma
-    for _ in range(70):
-        middle = 0.5 * (low + high)
-        if _clipped_moments(middle, sigma, cap)[0] < mean:
-            low = middle
-        else:
-            high = middle
-    return 0.5 * (low + high)
-
-
-def _clipped_cv(mean: float, sigma: float, cap: float) -> float:
-    second = _clipped_moments(_log_median(mean, sigma, cap), sigma, cap)[1]
-    return math.sqrt(max(0.0, second - mean * mean)) / mean
-
-
-def _phi(z: float) -> float:
-    return 0.5 * math.erfc(-z * math.sqrt(0.5))
-
-
-def _exp_phi(exponent: float, z: float) -> float:
-    """exp(exponent)·Φ(z), also where the first factor overflows and the second vanishes."""
-    if z > -30.0:
-        return math.exp(exponent) * _phi(z)
-    return math.exp(exponent - 0.5 * z * z - math.log(-z) - 0.5 * math.log(2.0 * math.pi))
+def _law_of(part: Law | LengthDistribution, cap: int) -> Law:
+    if not isinstance(part, LengthDistribution):
+        return part
+    if part.law is not None and part.cap_tokens >= cap:
+        return part.law
+    return TableLaw(part.support_tokens.astype(np.float64), part.cumulative)
 
 
 def _positive(what: str, value: float) -> None:

@@ -6,6 +6,7 @@ import pickle
 import numpy as np
 import pytest
 
+from rljob_planner.laws import EndlessLaw, LognormalLaw
 from rljob_planner.lengths import LengthDistribution
 
 
@@ -98,6 +99,11 @@ def test_histogram_is_uniform_inside_its_bins() -> None:
         (lambda: LengthDistribution.from_histogram([(10, -1)]), "at least 0"),
         (lambda: LengthDistribution.from_values([]), "no values"),
         (lambda: LengthDistribution.from_values([math.inf]), "every value"),
+        (lambda: LengthDistribution.lognormal(10, 1, 100, cap_mass=1.5), "cap_mass is the share"),
+        (lambda: LengthDistribution.mixture([], 100), "at least one part"),
+        (lambda: LengthDistribution.mixture([(0.0, EndlessLaw())], 100), "weight above 0"),
+        (lambda: LengthDistribution.mixture([(-1.0, EndlessLaw())], 100), "at least 0, not -1"),
+        (lambda: LengthDistribution.mixture([(1.0, EndlessLaw())], 0), "max must be a whole number"),
         (lambda: LengthDistribution.from_values([3]).scaled(0), "factor"),
         (lambda: LengthDistribution.from_values([3]).quantile(2), "not a probability"),
     ],
@@ -195,3 +201,45 @@ def test_the_coarse_table_has_about_the_same_moments(cap: int) -> None:
     assert coarse.mean() == pytest.approx(lengths.mean(), rel=1e-3)
     assert coarse.second_moment() == pytest.approx(lengths.second_moment(), rel=1e-3)
     assert coarse.tail_multiplier(16) == pytest.approx(lengths.tail_multiplier(16), rel=1e-3)
+
+
+def test_a_mixture_has_the_moments_of_its_parts() -> None:
+    short, long = LengthDistribution.lognormal(200, 0.4, 20_000), LengthDistribution.lognormal(5000, 0.5, 20_000)
+    both = LengthDistribution.mixture([(3, short), (1, long)], 20_000)
+    assert both.mean() == pytest.approx(0.75 * short.mean() + 0.25 * long.mean())
+    assert both.second_moment() == pytest.approx(0.75 * short.second_moment() + 0.25 * long.second_moment())
+    at = np.array([100.0, 1000.0, 8000.0])
+    assert both.survival(at) == pytest.approx(0.75 * short.survival(at) + 0.25 * long.survival(at))
+    assert LengthDistribution.mixture([(1, short)], 20_000).mean() == pytest.approx(short.mean())
+    assert LengthDistribution.mixture([(0, long), (2, short)], 20_000).mean() == pytest.approx(short.mean())
+
+
+def test_a_mixture_takes_laws_and_tables_and_keeps_smaller_caps() -> None:
+    plain = LengthDistribution.from_values([100, 300])
+    both = LengthDistribution.mixture([(0.5, plain), (0.5, LognormalLaw(2000.0, 0.5))], 8192)
+    assert both.probabilities[both.support_tokens == 100] == pytest.approx(0.25, rel=1e-3)
+    assert both.cap_tokens == 8192
+    cut = LengthDistribution.lognormal(1000, 1.0, 1500)
+    assert LengthDistribution.mixture([(1, cut)], 4000).support_tokens[-1] == 1500
+    lifted = LengthDistribution.mixture([(1, LengthDistribution.lognormal(1000, 1.0, 4000))], 2000)
+    assert lifted.mean() == pytest.approx(LengthDistribution.lognormal(1000, 1.0, 2000).mean())
+
+
+def test_scaling_a_mixture_scales_each_part_under_the_cap() -> None:
+    parts = [(0.6, LognormalLaw(200.0, 0.4)), (0.4, LognormalLaw(3000.0, 0.5))]
+    both = LengthDistribution.mixture(parts, 8000).scaled(2.0)
+    again = LengthDistribution.mixture([(w, law.scaled(2.0)) for w, law in parts], 8000)
+    assert both.mean() == pytest.approx(again.mean())
+    assert both.support_tokens[-1] == 8000
+
+
+def test_extra_mass_sits_at_the_cap_and_stays_there_when_lengths_grow() -> None:
+    plain = LengthDistribution.lognormal(300, 0.8, 4000)
+    capped = LengthDistribution.lognormal(300, 0.8, 4000, cap_mass=0.05)
+    assert capped.probabilities[-1] == pytest.approx(0.05 + 0.95 * plain.probabilities[-1])
+    assert capped.mean() == pytest.approx(0.95 * plain.mean() + 0.05 * 4000)
+    assert capped.scaled(0.25).probabilities[-1] == pytest.approx(0.05, abs=1e-6)
+    assert capped.scaled(2.0, scale_cap=True).support_tokens[-1] == 8000
+    flat = LengthDistribution.lognormal(300, 0.0, 4000, cap_mass=0.25)
+    assert flat.support_tokens.tolist() == [300, 4000]
+    assert flat.probabilities.tolist() == pytest.approx([0.75, 0.25])
