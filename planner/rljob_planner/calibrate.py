@@ -6,19 +6,29 @@ logarithm (twice as fast and half as fast cancel). The factor is clamped: beyond
 or the stated hardware are wrong, and saying so (``pegged``) helps more than following them.
 
 The residual is what stays between the calibrated model and the next reading: the planner's confidence.
+
+Before a run there may be more to learn from: a benchmark of the engine (``fit``). It replaces the GPU's constants by ones that
+were measured with this model, and is kept in a file (``read_calibration``, ``write_calibration``); what a run teaches comes on top.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rljob_planner.accelerators import Accelerators
 from rljob_planner.api.spec import RLJobSpec
+from rljob_planner.errors import PlanningError
+from rljob_planner.hardware import DecodeEfficiency
 from rljob_planner.job import Job
 from rljob_planner.placement import Room
 from rljob_planner.split import Split
+
+if TYPE_CHECKING:
+    from rljob_planner._calibration_json import CalibrationJson
 
 LEAST_FACTOR = 0.5
 MOST_FACTOR = 2.0
@@ -27,8 +37,22 @@ _WEIGHT = 0.3
 
 
 @dataclass(frozen=True)
+class MeasuredOn:
+    """The engine that a benchmark ran on: what its constants are true of."""
+
+    model: str
+    gpu: str
+    """Name in the hardware file."""
+    tensor_parallel: int
+    weights: str
+    """Number format of the weights."""
+    kv: str
+    """Number format of the KV cache."""
+
+
+@dataclass(frozen=True)
 class Calibration:
-    """What a run has taught about the model's speed."""
+    """What benchmarks and a run have taught about the model's speed."""
 
     sampler_factor: float = 1.0
     """Measured over predicted decode speed."""
@@ -40,6 +64,17 @@ class Calibration:
     """Whether a factor stands at its limit: readings, model or hardware are not what they are said to be."""
     observations: int = 0
     """Readings so far."""
+    decode: DecodeEfficiency | None = None
+    """Constants of a decode step that replace the GPU's; None: nothing was measured that could tell them apart."""
+    kv_tokens: int | None = None
+    """Tokens in the KV cache of a replica as its engine reports them, at the width of ``measured_on``; None: computed."""
+    measured_on: MeasuredOn | None = None
+    """The engine behind ``decode`` and ``kv_tokens``."""
+
+    def kv_tokens_at(self, tensor_parallel: int) -> int | None:
+        """The reported KV room of a replica of this width, None if one of another width was measured."""
+        measured = self.measured_on
+        return self.kv_tokens if measured is None or measured.tensor_parallel == tensor_parallel else None
 
 
 @dataclass(frozen=True)
@@ -79,7 +114,7 @@ def updated(
 
     ``accelerators`` are the GPU types, or the nodes that tell them. Raises PlanningError if the spec has no model of its own.
     """
-    job = Job.of(spec, accelerators)
+    job = Job.of(spec, accelerators, calibration=previous)
     factors = [previous.sampler_factor, previous.trainer_factor]
     errors: list[float] = []
     pegged = [_at_limit(f) for f in factors]
@@ -105,7 +140,14 @@ def updated(
     if errors:
         seen = max(errors)
         residual = seen if residual is None else residual + _WEIGHT * (seen - residual)
-    return Calibration(factors[0], factors[1], residual, any(pegged), previous.observations + 1)
+    return replace(
+        previous,
+        sampler_factor=factors[0],
+        trainer_factor=factors[1],
+        residual=residual,
+        pegged=any(pegged),
+        observations=previous.observations + 1,
+    )
 
 
 def _averaged(factor: float, reading: float, weight: float) -> tuple[float, bool]:
@@ -135,3 +177,64 @@ def _predicted_step_s(job: Job, split: Split, reading: TrainerReading) -> float:
         second = job.lengths.second_moment() * (response / job.lengths.mean()) ** 2
         squares = reading.samples * (second + 2.0 * prompt * response + prompt * prompt)
     return cost.per_step_s + cost.per_token_s * reading.tokens + cost.per_token_squared_s * squares
+
+
+def read_calibration(path: str | Path) -> Calibration:
+    """The calibration in a file that ``rljob calibrate`` wrote, or in a ConfigMap around one (key ``calibration.yaml``).
+
+    Raises PlanningError ``InvalidCalibration`` that says what is wrong with the file.
+    """
+    from rljob_planner.documents import InvalidDocumentError, read_text
+
+    try:
+        return parse_calibration(read_text(Path(path)), str(path))
+    except InvalidDocumentError as error:
+        raise PlanningError("InvalidCalibration", str(error)) from None
+
+
+def parse_calibration(text: str, source: str) -> Calibration:
+    """The calibration in a text; raises PlanningError ``InvalidCalibration`` that names ``source``."""
+    from rljob_planner._calibration_json import parsed
+
+    return _of(parsed(text, source))
+
+
+def _of(read: CalibrationJson) -> Calibration:
+    on, constants = read.measured_on, read.samplers.decode
+    return Calibration(
+        sampler_factor=read.samplers.factor,
+        trainer_factor=read.trainers.factor,
+        residual=read.residual,
+        pegged=read.pegged,
+        observations=read.observations,
+        decode=None
+        if constants is None
+        else DecodeEfficiency(
+            mbu=constants.mbu,
+            mfu=constants.mfu,
+            layer_s=constants.layer_seconds,
+            step_s=constants.step_seconds,
+            request_s=constants.request_seconds,
+        ),
+        kv_tokens=read.samplers.kv_tokens,
+        measured_on=None if on is None else MeasuredOn(on.model, on.gpu, on.tensor_parallel, on.weights, on.kv_cache),
+    )
+
+
+def mismatches(calibration: Calibration, job: Job) -> tuple[str, ...]:
+    """What a calibration was measured on and the job is not: a sentence each, empty if all is the same or unknown."""
+    on = calibration.measured_on
+    if on is None:
+        return ()
+    spec, found = job.spec.model, []
+    for what, measured, planned in (
+        ("model", on.model, job.model.name),
+        ("GPU", on.gpu, job.accelerators.sampler.name),
+        ("weights", on.weights, spec.weights.value),
+        ("KV cache", on.kv, spec.kv_cache.value),
+    ):
+        if measured != planned:
+            found.append(
+                f"the calibration was measured with {what} {measured}, this job has {planned}: calibrate again"
+            )
+    return tuple(found)

@@ -7,7 +7,7 @@ calibration for the step that a reading should have shown; so both speak of the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -63,24 +63,30 @@ class Job:
     model: ModelShape
     accelerators: Accelerators
     lengths: LengthDistribution
+    calibration: Calibration | None = None
+    """What replaces the GPU's decode constants and the computed KV room; its factors come with each question instead."""
     _engines: dict[int, Engine] = field(default_factory=dict)
     _decode_costs: dict[tuple[int, int, float], DecodeCost] = field(default_factory=dict)
     _rooms: dict[int, int] = field(default_factory=dict)
 
     @classmethod
     def of(
-        cls, spec: RLJobSpec, accelerators: Accelerators | Sequence[Room], lengths: LengthDistribution | None = None
+        cls,
+        spec: RLJobSpec,
+        accelerators: Accelerators | Sequence[Room],
+        lengths: LengthDistribution | None = None,
+        calibration: Calibration | None = None,
     ) -> Job:
         """The job on these GPU types, or on those of these nodes; raises PlanningError."""
         if not isinstance(accelerators, Accelerators):
             accelerators = accelerators_of(spec, accelerators)
         if lengths is None:
             lengths = lengths_of(spec.workload.response_tokens)
-        return cls(spec, model_of(spec), accelerators, lengths)
+        return cls(spec, model_of(spec), accelerators, lengths, calibration)
 
     def with_lengths(self, lengths: LengthDistribution) -> Job:
         """The same job with other response lengths."""
-        return Job.of(self.spec, self.accelerators, lengths)
+        return Job.of(self.spec, self.accelerators, lengths, self.calibration)
 
     @property
     def prompt_tokens(self) -> int:
@@ -133,9 +139,10 @@ class Job:
     def engine(self, tensor_parallel: int) -> Engine:
         """A sampler engine of this width."""
         if tensor_parallel not in self._engines:
+            gpu, constants = self.accelerators.sampler, self.calibration.decode if self.calibration else None
             self._engines[tensor_parallel] = Engine(
                 self.model,
-                self.accelerators.sampler,
+                gpu if constants is None else replace(gpu, decode=constants),
                 tensor_parallel,
                 self.spec.model.weights.value,
                 self.spec.model.kv_cache.value,
@@ -145,7 +152,9 @@ class Job:
     def kv_tokens(self, tensor_parallel: int) -> int:
         """KV room of a replica as the simulator counts it; 0 if the model does not fit."""
         if tensor_parallel not in self._rooms:
-            room = kv_room_tokens(self.engine(tensor_parallel), self.context_tokens)
+            room = self.calibration.kv_tokens_at(tensor_parallel) if self.calibration else None
+            if room is None:
+                room = kv_room_tokens(self.engine(tensor_parallel), self.context_tokens)
             self._rooms[tensor_parallel] = shared_prompt_room_tokens(room, self.lengths, self.prompt_tokens, self.group)
         return self._rooms[tensor_parallel]
 

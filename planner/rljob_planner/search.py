@@ -159,7 +159,7 @@ def plan(
     are no neighbours, no length sweep and no elasticity: enough for a decision, in a fraction of the time. Raises
     PlanningError with a reason and a remedy.
     """
-    job = Job.of(spec, rooms, lengths)
+    job = Job.of(spec, rooms, lengths, calibration)
     check_simulable(job)
     run_steps = max(1, spec.workload.steps if steps is None else steps)
     search = _Search(job, calibration or Calibration(), run_steps, seed)
@@ -209,7 +209,7 @@ def evaluate(
 
     ``steps`` simulates more or fewer of them.
     """
-    job = Job.of(spec, rooms, lengths)
+    job = Job.of(spec, rooms, lengths, calibration)
     check_simulable(job)
     return simulated(job, split, calibration or Calibration(), steps=steps or full_steps(job), seed=seed)
 

@@ -1,0 +1,166 @@
+"""The calibration file: what ``rljob calibrate`` writes and ``rljob plan --calibration`` reads, and the source of its schema.
+
+A file says what it was measured on and how well the fit describes its rows, since constants without both are only numbers. Every
+constant is bounded to what an engine can be: a file that was edited by hand, or fitted to nonsense, is refused where it is read.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError
+
+from rljob_planner._simulation_json import Part
+from rljob_planner.errors import PlanningError
+
+MAP_KEY = "calibration.yaml"
+"""Key of a ConfigMap that holds a calibration."""
+
+
+class MeasuredOnJson(Part):
+    """The engine that was measured."""
+
+    model: str
+    gpu: str = Field(description="Name in the packaged hardware file.")
+    tensor_parallel: int = Field(ge=1)
+    weights: str = Field(description="Number format of the weights.")
+    kv_cache: str = Field(description="Number format of the KV cache.")
+
+
+class DecodeConstantsJson(Part):
+    """Constants of a decode step; they replace the packaged ones of the GPU."""
+
+    mbu: float = Field(gt=0, le=1, description="Share of memory bandwidth that is reached.")
+    mfu: float = Field(gt=0, le=1, description="Share of peak FLOP/s that is reached.")
+    layer_seconds: float = Field(ge=0, le=0.1, description="A layer, whatever its size.")
+    step_seconds: float = Field(ge=0, le=10, description="A step, whatever the model.")
+    request_seconds: float = Field(ge=0, le=1, description="Each running sample of a step.")
+
+
+class SamplersCalibrationJson(Part):
+    """The sampler side."""
+
+    factor: float = Field(
+        default=1.0, ge=0.1, le=10, description="Measured over predicted speed, beyond the constants."
+    )
+    decode: DecodeConstantsJson | None = Field(default=None, description="null: the packaged constants hold.")
+    kv_tokens: int | None = Field(
+        default=None, gt=0, description="Tokens in the KV cache of a replica as its engine reports; null: computed."
+    )
+
+
+class TrainersCalibrationJson(Part):
+    """The trainer side."""
+
+    factor: float = Field(default=1.0, ge=0.1, le=10, description="Measured over predicted speed.")
+
+
+class ConstantJson(Part):
+    """One fitted constant."""
+
+    name: str
+    default: float
+    value: float
+    uncertainty: float = Field(description="Relative standard deviation that rows and prior leave.")
+    prior: float = Field(description="Relative standard deviation that was assumed before the rows.")
+
+
+class FitRowJson(Part):
+    """One measured row, and what the model says of it."""
+
+    source: str
+    kind: Literal["served", "forward"]
+    running: float = Field(description="Mean running samples.")
+    prompt_tokens: float
+    response_tokens: float
+    context_tokens: float = Field(description="Mean resident tokens of a running sample.")
+    measured_ms: float
+    default_ms: float = Field(description="By the packaged constants.")
+    predicted_ms: float = Field(description="By the fit.")
+    error: float = Field(description="Predicted over measured, less 1.")
+    left_out_error: float | None = Field(description="The same by a fit to the other rows; null if there are none.")
+
+
+class SkippedJson(Part):
+    """A measurement that was not used."""
+
+    source: str
+    reason: str
+
+
+class ErrorsJson(Part):
+    """Mean, median and largest |predicted/measured − 1| over the rows."""
+
+    mean: float
+    median: float
+    worst: float
+
+
+class RangeJson(Part):
+    """Smallest and largest of the rows."""
+
+    least: float
+    most: float
+
+
+class FitJson(Part):
+    """How the constants came about and how well they describe the rows."""
+
+    fitted: list[str] = Field(description="What the rows could tell apart; everything else kept its packaged value.")
+    constants: list[ConstantJson]
+    default_error: ErrorsJson = Field(description="Of the packaged constants.")
+    error: ErrorsJson = Field(description="Of the fit, on the rows it was fitted to.")
+    left_out_error: ErrorsJson | None = Field(description="Of each row by a fit to the others; null below two rows.")
+    running: RangeJson
+    context_tokens: RangeJson
+    rows: list[FitRowJson]
+    skipped: list[SkippedJson]
+    warnings: list[str]
+
+
+class CalibrationJson(Part):
+    """A calibration: how fast this model runs on this engine."""
+
+    version: Literal[1] = Field(default=1, alias="rljobCalibration", description="Version of this format.")
+    measured_on: MeasuredOnJson | None = None
+    samplers: SamplersCalibrationJson = Field(default_factory=SamplersCalibrationJson)
+    trainers: TrainersCalibrationJson = Field(default_factory=TrainersCalibrationJson)
+    residual: float | None = Field(
+        default=None, ge=0, description="Relative error that is to be expected; null: not known."
+    )
+    pegged: bool = Field(default=False, description="Whether a factor or constant stands at its limit.")
+    observations: int = Field(default=0, ge=0, description="Rows or readings behind it.")
+    fit: FitJson | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """What is printed or written."""
+        return self.model_dump(mode="json", by_alias=True)
+
+
+def parsed(text: str, source: str) -> CalibrationJson:
+    """A calibration file, or the ConfigMap around one; raises PlanningError ``InvalidCalibration``."""
+    from rljob_planner.documents import InvalidDocumentError, parse_documents
+
+    try:
+        documents = parse_documents(text, source)
+    except InvalidDocumentError as error:
+        raise PlanningError("InvalidCalibration", str(error)) from None
+    document = documents[0] if documents else None
+    if isinstance(document, dict) and document.get("kind") == "ConfigMap":
+        inner = (document.get("data") or {}).get(MAP_KEY)
+        if not isinstance(inner, str):
+            raise PlanningError("InvalidCalibration", f"{source}: this ConfigMap has no key {MAP_KEY} in its data")
+        return parsed(inner, f"{source}, {MAP_KEY}")
+    if not isinstance(document, dict) or "rljobCalibration" not in document:
+        raise PlanningError(
+            "InvalidCalibration",
+            f"{source}: this is no calibration (it would begin with rljobCalibration: 1): write one with rljob calibrate",
+        )
+    try:
+        return CalibrationJson.model_validate(document)
+    except ValidationError as error:
+        problems = "\n".join(
+            f"{source}: {'.'.join(str(part) for part in problem['loc'])}: {problem['msg'].lower()}"
+            for problem in error.errors(include_url=False)
+        )
+        raise PlanningError("InvalidCalibration", problems) from None
