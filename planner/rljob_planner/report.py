@@ -18,6 +18,7 @@ from rljob_planner.durations import seconds
 if TYPE_CHECKING:
     from rljob_planner.api.spec import RLJobSpec
     from rljob_planner.outcome import Candidate, Elasticity, Evaluation, Plan
+    from rljob_planner.placement import Room
     from rljob_planner.scenario import Scenario
     from rljob_planner.simulate import SimulationResult
     from rljob_planner.split import Split
@@ -37,9 +38,9 @@ _NUDGE = 0.10
 _NEGLIGIBLE = 0.005
 
 
-def plan_report(plan: Plan, spec: RLJobSpec, title: str) -> RenderableType:
-    """A plan for people; ``title`` says of which job on which GPUs."""
-    parts: list[RenderableType] = [Text(title, style="bold"), Text()]
+def plan_report(plan: Plan, spec: RLJobSpec, title: str, words: Sequence[str] = ()) -> RenderableType:
+    """A plan for people; ``title`` says of which job on which GPUs, ``words`` what it rests on besides the spec."""
+    parts: list[RenderableType] = [Text(title, style="bold"), *(Text(word, style="dim") for word in words), Text()]
     if plan.mode == "sync" and plan.synchronous is not None:
         parts += [_synchronous_first(plan, plan.synchronous), Text()]
     parts.append(_facts(_plan_facts(plan, spec)))
@@ -269,7 +270,14 @@ def _candidates(plan: Plan) -> RenderableType:
     return Group(grid, Text(more, style="dim")) if more else grid if shown else Text("  no other split fits")
 
 
-def describe_rooms(sizes: Sequence[int]) -> str:
-    """Nodes in words, from the GPUs of each: ``8 nodes of 8 GPUs``."""
-    kinds = sorted({size: sizes.count(size) for size in sizes}.items(), reverse=True)
-    return " and ".join(f"{_count(count, 'node')} of {_count(size, 'GPU')}" for size, count in kinds)
+def describe_rooms(rooms: Sequence[Room]) -> str:
+    """Nodes in words, from the GPUs of each: ``8 nodes of 8 GPUs``, and whose they are where roles have nodes of their own."""
+    kinds: dict[tuple[bool, bool, int], int] = {}
+    for room in rooms:
+        key = (room.samplers, room.trainers, room.free_gpus)
+        kinds[key] = kinds.get(key, 0) + 1
+    found = []
+    for (samplers, trainers, size), count in sorted(kinds.items(), reverse=True):
+        whose = "" if samplers and trainers else " for samplers" if samplers else " for trainers"
+        found.append(f"{_count(count, 'node')} of {_count(size, 'GPU')}{whose}")
+    return " and ".join(found)

@@ -7,25 +7,38 @@ and a line here.
 
 from __future__ import annotations
 
+import os
+import sys
+from pathlib import Path
+
 import typer
 
+from rljob_operator.cli import completion as completion_command
 from rljob_operator.cli import operator as operator_commands
 from rljob_operator.cli import plan as plan_command
 from rljob_operator.cli import simulate as simulate_command
+from rljob_operator.cli.console import examples
 from rljob_planner import __version__
+
+EXIT_CODES = (
+    "Exit codes: 0 done; 1 a defect of this program; 2 the input is wrong, stderr says where and what to write instead; "
+    "3 the input is right, but no split of these GPUs can run it."
+)
 
 app = typer.Typer(
     name="rljob",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",
+    rich_markup_mode="rich",
     help="Sizes LLM reinforcement-learning jobs: how many GPUs sample, how many train, and why.",
+    epilog=EXIT_CODES,
 )
 operator_app = typer.Typer(no_args_is_help=True, help="The Kubernetes operator.")
 
-app.command("plan", epilog=plan_command.EXAMPLES)(plan_command.plan)
-app.command("simulate", epilog=simulate_command.EXAMPLES)(simulate_command.simulate)
+app.command("plan", epilog=examples(*plan_command.EXAMPLES))(plan_command.plan)
+app.command("simulate", epilog=examples(*simulate_command.EXAMPLES))(simulate_command.simulate)
+app.command("completion", epilog=examples(*completion_command.EXAMPLES))(completion_command.completion)
 app.add_typer(operator_app, name="operator")
 operator_app.command("run", epilog=operator_commands.ENVIRONMENT)(operator_commands.operator_run)
 
@@ -37,5 +50,8 @@ def version() -> None:
 
 
 def main() -> None:
-    """The command ``rljob``."""
-    app()
+    """The command ``rljob``, or ``kubectl rljob`` where it is installed as a plugin."""
+    if completion_command.VARIABLE in os.environ:
+        completion_command.prepare()
+    plugin = Path(sys.argv[0]).name.startswith("kubectl-rljob")
+    app(prog_name="kubectl rljob" if plugin else "rljob", complete_var=completion_command.VARIABLE)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Mapping
 
     from rich.console import RenderableType
 
@@ -56,6 +56,17 @@ def fail(message: str, code: int = WRONG_INPUT) -> NoReturn:
     raise typer.Exit(code)
 
 
+def say(words: Iterable[str]) -> None:
+    """Says something besides the result, on stderr."""
+    for word in words:
+        typer.echo(f"rljob: {word}", err=True)
+
+
+def examples(*commands: str) -> str:
+    """The end of a command's help: what one may type."""
+    return "\n\n".join(("Examples:", *(f"[cyan]{command.replace('[', chr(92) + '[')}[/cyan]" for command in commands)))
+
+
 def read(file: str) -> tuple[str, str]:
     """The text of a file or of stdin (``-``), and its name in messages."""
     from rljob_planner.documents import InvalidDocumentError, read_text
@@ -70,8 +81,11 @@ def read(file: str) -> tuple[str, str]:
         fail(str(error))
 
 
-def read_job(file: str) -> tuple[RLJob, str]:
-    """The first RLJob of a file (lists as kubectl prints them are looked into), and its name in messages."""
+def read_job(file: str, changes: Mapping[str, Any] | None = None) -> tuple[RLJob, str]:
+    """The first RLJob of a file (lists as kubectl prints them are looked into), and its name in messages.
+
+    ``changes`` replace fields of its spec before it is checked.
+    """
     from rljob_planner.api.reading import InvalidJobError
     from rljob_planner.api.reading import read_job as validated
     from rljob_planner.documents import InvalidDocumentError, parse_documents
@@ -90,6 +104,8 @@ def read_job(file: str) -> tuple[RLJob, str]:
     first = next((o for o in objects if isinstance(o, dict) and o.get("kind") == "RLJob"), objects[0])
     if isinstance(first, dict) and "kind" not in first and "samplers" in first:
         fail(f"{source}: this is a scenario and no RLJob: rljob simulate {source}")
+    if changes and isinstance(first, dict) and isinstance(first.get("spec"), dict):
+        first = first | {"spec": first["spec"] | changes}
     try:
         return validated(first), source
     except InvalidJobError as error:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from rljob_operator.cli.console import OPERATOR_EXTRA, fail
 
 ENVIRONMENT = (
-    "`RLJOB_OPERATOR_PROMETHEUS_URL`: Prometheus for jobs that name none; without one nothing is rebalanced.\n\n"
-    "`RLJOB_OPERATOR_ALLOWED_PROMETHEUS_URLS`: others that a job may name, comma-separated.\n\n"
-    "`RLJOB_OPERATOR_NAMESPACES`: namespaces to watch, comma-separated; all by default.\n\n"
-    "`RLJOB_OPERATOR_METRICS_PORT`: port of the operator's own metrics; none by default.\n\n"
-    "`RLJOB_OPERATOR_LIVENESS_ENDPOINT`: URL for liveness probes, such as `http://0.0.0.0:8080/healthz`.\n\n"
-    "`RLJOB_OPERATOR_SCRAPE_INTERVAL` (15s), `_METRICS_WINDOW` (120s), `_SETTLE_STEPS` (3): how metrics are read.\n\n"
-    "`RLJOB_OPERATOR_ACKNOWLEDGE_DEADLINE` (5m), `_GONE_DEADLINE` (20m), `_READY_DEADLINE` (30m): of a move's phases."
+    "RLJOB_OPERATOR_PROMETHEUS_URL: Prometheus for jobs that name none; without one nothing is rebalanced.\n\n"
+    "RLJOB_OPERATOR_ALLOWED_PROMETHEUS_URLS: others that a job may name, comma-separated.\n\n"
+    "RLJOB_OPERATOR_NAMESPACES: namespaces to watch, comma-separated; all by default.\n\n"
+    "RLJOB_OPERATOR_METRICS_PORT: port of the operator's own metrics; none by default.\n\n"
+    "RLJOB_OPERATOR_LIVENESS_ENDPOINT: URL for liveness probes, such as http://0.0.0.0:8080/healthz.\n\n"
+    "RLJOB_OPERATOR_SCRAPE_INTERVAL (15s), _METRICS_WINDOW (120s), _SETTLE_STEPS (3): how metrics are read.\n\n"
+    "RLJOB_OPERATOR_ACKNOWLEDGE_DEADLINE (5m), _GONE_DEADLINE (20m), _READY_DEADLINE (30m): of a move's phases."
 )
 
 

@@ -1,80 +1,89 @@
-"""``rljob plan``: the best split of a job, without a cluster."""
+"""``rljob plan``: the best split of a job, on nodes that are described or on those of the cluster."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
-from rljob_operator.cli.console import Output, OutputOption, fail, print_data, print_report, read_job, with_simulator
-
-if TYPE_CHECKING:
-    from rljob_planner.placement import Room
+from rljob_operator.cli.cases import (
+    AcceleratorOption,
+    BudgetOption,
+    CalibrationOption,
+    LengthsOption,
+    LiveOption,
+    NamespaceOption,
+    NodesOption,
+    Options,
+    SamplerAcceleratorOption,
+    SamplerNodesOption,
+    TrainerAcceleratorOption,
+    TrainerNodesOption,
+    case_of,
+    fail_planning,
+)
+from rljob_operator.cli.console import Output, OutputOption, print_data, print_report, say
 
 EXAMPLES = (
-    "Examples:\n\n"
-    "`rljob plan job.yaml`\n\n"
-    "`rljob plan job.yaml --nodes 4x8,2x4 --accelerator H200-SXM`\n\n"
-    "`kubectl get rljob math -o yaml | rljob plan - -o json`"
+    "rljob plan job.yaml",
+    "rljob plan job.yaml --nodes 4x8,2x4 --accelerator H200-SXM",
+    "rljob plan job.yaml --sampler-nodes 4x8 --sampler-accelerator H20 --trainer-nodes 2x8 --trainer-accelerator H100",
+    "rljob plan job.yaml --lengths run.jsonl --calibration calibration.yaml --budget 32",
+    "rljob plan rljob/math -n research",
+    "kubectl get rljob math -o yaml | rljob plan - -o json",
 )
 
 
 def plan(
     file: Annotated[
-        str, typer.Argument(metavar="FILE", help="A manifest with an RLJob (the first one counts), or - for stdin.")
-    ],
-    output: OutputOption = Output.TABLE,
-    nodes: Annotated[
         str | None,
-        typer.Option(
-            help="Nodes × GPUs of a node, such as 8x8 or 8x8,2x4; by default the budget in nodes of 8.",
+        typer.Argument(
+            metavar="FILE",
+            help="A manifest with an RLJob (the first one counts), - for stdin, or rljob/NAME for one on the cluster.",
             show_default=False,
         ),
     ] = None,
-    accelerator: Annotated[
-        str | None,
-        typer.Option(help="GPU type, such as H100-SXM, instead of spec.accelerator.", show_default=False),
-    ] = None,
+    output: OutputOption = Output.TABLE,
+    nodes: NodesOption = None,
+    sampler_nodes: SamplerNodesOption = None,
+    trainer_nodes: TrainerNodesOption = None,
+    accelerator: AcceleratorOption = None,
+    sampler_accelerator: SamplerAcceleratorOption = None,
+    trainer_accelerator: TrainerAcceleratorOption = None,
+    budget: BudgetOption = None,
+    lengths: LengthsOption = None,
+    calibration: CalibrationOption = None,
+    live: LiveOption = None,
+    namespace: NamespaceOption = None,
 ) -> None:
-    """Find the best split of a job's GPUs between samplers and trainers, by simulation, without a cluster."""
+    """Find the best split of a job's GPUs between samplers and trainers, by simulation."""
     from rljob_planner.errors import PlanningError
 
-    job, source = read_job(file)
-    spec = job.spec
-    if accelerator is not None:
-        spec = spec.model_copy(update={"accelerator": accelerator})
-    rooms = _rooms(nodes, spec.gpus)
-
-    def search() -> Any:
-        from rljob_planner.search import plan as find
-
-        return find(spec, rooms)
-
-    try:
-        found = with_simulator("Comparing splits", search)
-    except PlanningError as error:
-        hint = "; or name it with --accelerator" if error.reason == "UnknownAccelerator" and accelerator is None else ""
-        fail(f"{source}: {error}{hint}")
+    case = case_of(
+        file,
+        Options(
+            nodes=nodes,
+            sampler_nodes=sampler_nodes,
+            trainer_nodes=trainer_nodes,
+            accelerator=accelerator,
+            sampler_accelerator=sampler_accelerator,
+            trainer_accelerator=trainer_accelerator,
+            budget=budget,
+            lengths=lengths,
+            calibration=calibration,
+            live=live,
+            namespace=namespace,
+        ),
+    )
+    found = case.plan()
     if output is not Output.TABLE:
+        say(case.words)
         print_data(found.to_json(), output)
         return
-    from rljob_planner.accelerators import accelerators_of
-    from rljob_planner.report import describe_rooms, plan_report
+    from rljob_planner.report import plan_report
 
-    gpus = accelerators_of(spec, rooms)
-    types = " and ".join(dict.fromkeys((gpus.sampler.name, gpus.trainer.name)))
-    name = job.metadata.get("name") or job.metadata.get("generateName") or "job"
-    where = describe_rooms([room.free_gpus for room in rooms])
-    title = f"{name}: {spec.gpus} GPUs ({types}) on {where}, {spec.workload.steps} steps"
-    print_report(plan_report(found, spec, title))
-
-
-def _rooms(nodes: str | None, gpus: int) -> tuple[Room, ...]:
-    from rljob_planner.placement import default_rooms, rooms_of
-
-    if nodes is None:
-        return default_rooms(gpus)
     try:
-        return rooms_of(nodes)
-    except ValueError as error:
-        fail(f"--nodes: {error}")
+        title = case.title
+    except PlanningError as error:
+        fail_planning(case.source, error)
+    print_report(plan_report(found, case.spec, title, case.words))

@@ -17,7 +17,7 @@ from rljob_operator.cli.console import (
     with_simulator,
 )
 
-EXAMPLES = "Examples:\n\n`rljob simulate scenario.yaml`\n\n`rljob simulate scenario.yaml -o json`"
+EXAMPLES = ("rljob simulate scenario.yaml", "rljob simulate scenario.yaml -o json")
 
 
 def simulate(

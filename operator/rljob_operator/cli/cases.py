@@ -1,0 +1,293 @@
+"""What ``plan``, ``report`` and ``compare`` plan: a job from a file or from the cluster, on nodes that are given or found.
+
+The options are declared once, here, so that they mean the same in every command. A job of a file is planned on nodes that the user
+describes, a live one on those that the API server shows; what was found out on the way stands in ``words`` and is printed, since a
+plan for other nodes or other lengths than one thinks of is worse than none.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import typer
+
+from rljob_operator.cli.console import NOTHING_FEASIBLE, WRONG_INPUT, fail, read_job, with_simulator
+
+if TYPE_CHECKING:
+    from rljob_planner.api.spec import RLJob, RLJobSpec
+    from rljob_planner.calibrate import Calibration
+    from rljob_planner.errors import PlanningError
+    from rljob_planner.lengths import LengthDistribution
+    from rljob_planner.placement import Room
+    from rljob_planner.search import Plan
+
+_LIVE = re.compile(r"(?:rlj|rljobs?)(?:\.rljob\.dev)?/(?P<name>[^/]+)")
+"""How kubectl names an object: its kind, a slash and its name."""
+
+_INFEASIBLE = {"NothingFeasible", "DoesNotFit"}
+
+NodesOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="N×GPUS",
+        help="Nodes × GPUs of a node, such as 8x8 or 8x8,2x4; by default the budget in nodes of 8.",
+        show_default=False,
+    ),
+]
+SamplerNodesOption = Annotated[
+    str | None, typer.Option(metavar="N×GPUS", help="Nodes for samplers alone, such as 4x8.", show_default=False)
+]
+TrainerNodesOption = Annotated[
+    str | None, typer.Option(metavar="N×GPUS", help="Nodes for trainers alone, such as 2x8.", show_default=False)
+]
+AcceleratorOption = Annotated[
+    str | None,
+    typer.Option(metavar="GPU", help="GPU type, such as H100-SXM, instead of spec.accelerator.", show_default=False),
+]
+SamplerAcceleratorOption = Annotated[
+    str | None, typer.Option(metavar="GPU", help="GPU type of the sampler nodes.", show_default=False)
+]
+TrainerAcceleratorOption = Annotated[
+    str | None, typer.Option(metavar="GPU", help="GPU type of the trainer nodes.", show_default=False)
+]
+BudgetOption = Annotated[
+    int | None,
+    typer.Option(metavar="GPUS", min=1, help="GPUs of the job, instead of spec.gpus.", show_default=False),
+]
+LengthsOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Response lengths of a run (JSONL), instead of workload.responseTokens.",
+        show_default=False,
+    ),
+]
+CalibrationOption = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="What rljob calibrate wrote: measured speeds.", show_default=False),
+]
+LiveOption = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Read this RLJob and the nodes from the cluster.", show_default=False),
+]
+NamespaceOption = Annotated[
+    str | None,
+    typer.Option("--namespace", "-n", help="Namespace of a live job; by default the kubeconfig's.", show_default=False),
+]
+
+
+class Options(NamedTuple):
+    """What a user may say besides the job."""
+
+    nodes: str | None = None
+    sampler_nodes: str | None = None
+    trainer_nodes: str | None = None
+    accelerator: str | None = None
+    sampler_accelerator: str | None = None
+    trainer_accelerator: str | None = None
+    budget: int | None = None
+    lengths: Path | None = None
+    calibration: Path | None = None
+    live: str | None = None
+    namespace: str | None = None
+
+    @property
+    def describes_nodes(self) -> bool:
+        """Whether the nodes are described, so that those of a cluster don't matter."""
+        return any((self.nodes, self.sampler_nodes, self.trainer_nodes))
+
+
+@dataclass(frozen=True)
+class Case:
+    """A job on its nodes, ready to be planned."""
+
+    name: str
+    source: str
+    """The file, or the live object, in messages."""
+    spec: RLJobSpec
+    rooms: tuple[Room, ...]
+    lengths: LengthDistribution | None = None
+    """Response lengths in place of the spec's."""
+    calibration: Calibration | None = None
+    steps: int | None = None
+    """Steps that remain of a live job; None: all of the spec's."""
+    words: tuple[str, ...] = ()
+    """What the reader should know of how this case came about, in sentences."""
+
+    @property
+    def title(self) -> str:
+        """The job, its GPUs and its nodes in a line; raises PlanningError for GPUs that are unknown."""
+        from rljob_planner.accelerators import accelerators_of
+        from rljob_planner.report import describe_rooms
+
+        gpus = accelerators_of(self.spec, self.rooms)
+        types = " and ".join(dict.fromkeys((gpus.sampler.name, gpus.trainer.name)))
+        steps = self.spec.workload.steps if self.steps is None else self.steps
+        left = "" if self.steps is None else " to go"
+        return f"{self.name}: {self.spec.gpus} GPUs ({types}) on {describe_rooms(self.rooms)}, {steps} steps{left}"
+
+    def plan(self, **options: Any) -> Plan:
+        """The plan of this case; ends the command where there is none."""
+        from rljob_planner.errors import PlanningError
+
+        def search() -> Plan:
+            from rljob_planner.search import plan
+
+            return plan(
+                self.spec,
+                self.rooms,
+                calibration=self.calibration,
+                lengths=self.lengths,
+                steps=self.steps,
+                **options,
+            )
+
+        try:
+            found: Plan = with_simulator(f"{self.name}: comparing splits", search)
+        except PlanningError as error:
+            fail_planning(self.source, error)
+        return found
+
+
+def case_of(target: str | None, options: Options) -> Case:
+    """The case that a user asks for; ends the command with what is wrong."""
+    named = None if target is None or Path(target).exists() else _LIVE.fullmatch(target)
+    name = options.live or (named["name"] if named else None)
+    if options.live and target is not None:
+        fail("either a FILE or --live NAME: there is one job to plan")
+    if target is None and name is None:
+        fail("say which job: a FILE with an RLJob, - for stdin, rljob/NAME or --live NAME for one on the cluster")
+    if name is None:
+        if options.namespace is not None:
+            fail("--namespace: is of live jobs: write rljob/NAME or --live NAME, or leave it out")
+        job, source = read_job(str(target), changes=_changes(options))
+        return _finished(Case(_name(job), source, job.spec, ()), options)
+    from rljob_operator.cli.live import live_case
+
+    return _finished(live_case(name, options), options)
+
+
+def fail_planning(source: str, error: PlanningError) -> Any:
+    """Ends the command with why there is no plan."""
+    hint = (
+        "; or name it with --accelerator" if error.reason == "UnknownAccelerator" and "set spec" in str(error) else ""
+    )
+    fail(f"{source}: {error}{hint}", NOTHING_FEASIBLE if error.reason in _INFEASIBLE else WRONG_INPUT)
+
+
+def _finished(case: Case, options: Options) -> Case:
+    """The case with what the options say of nodes, lengths and speeds."""
+    from dataclasses import replace
+
+    from rljob_planner.errors import PlanningError
+
+    rooms = _rooms(options, case.spec.gpus) if options.describes_nodes or not case.rooms else case.rooms
+    words = list(case.words)
+    try:
+        lengths, fit = _lengths(options, case.spec)
+        calibration = case.calibration
+        if options.calibration is not None:
+            from rljob_planner.calibrate import mismatches, read_calibration
+            from rljob_planner.job import Job
+
+            calibration = read_calibration(options.calibration)
+            words += mismatches(calibration, Job.of(case.spec, rooms, lengths))
+    except PlanningError as error:
+        fail(str(error)) if error.reason == "InvalidCalibration" else fail_planning(case.source, error)
+    return replace(case, rooms=rooms, lengths=lengths or case.lengths, calibration=calibration, words=(*words, *fit))
+
+
+def _name(job: RLJob) -> str:
+    return str(job.metadata.get("name") or job.metadata.get("generateName") or "job")
+
+
+def _changes(options: Options) -> dict[str, Any]:
+    """What options put in the place of fields of the spec: they are then checked as if they stood in the file."""
+    changes = {"gpus": options.budget, "accelerator": options.accelerator}
+    return {field: value for field, value in changes.items() if value is not None}
+
+
+def _rooms(options: Options, gpus: int) -> tuple[Room, ...]:
+    from rljob_planner.placement import default_rooms
+
+    if not options.describes_nodes:
+        if options.sampler_accelerator or options.trainer_accelerator:
+            fail(
+                "--sampler-accelerator and --trainer-accelerator: say on which nodes, with --sampler-nodes and --trainer-nodes"
+            )
+        return default_rooms(gpus)
+    for role, other, of in (
+        ("sampler", "trainer", options.sampler_nodes),
+        ("trainer", "sampler", options.trainer_nodes),
+    ):
+        if of is None and options.nodes is None:
+            fail(f"--{other}-nodes: no node is left for {role}s: write --{role}-nodes, or --nodes for those of both")
+    for role, gpu, own in (
+        ("sampler", options.sampler_accelerator, options.sampler_nodes),
+        ("trainer", options.trainer_accelerator, options.trainer_nodes),
+    ):
+        if gpu is not None and own is None:
+            fail(f"--{role}-accelerator: say on which nodes, with --{role}-nodes")
+    return (
+        *_described("--nodes", options.nodes, None, ""),
+        *_described("--sampler-nodes", options.sampler_nodes, options.sampler_accelerator, "sampler"),
+        *_described("--trainer-nodes", options.trainer_nodes, options.trainer_accelerator, "trainer"),
+    )
+
+
+def _described(option: str, nodes: str | None, accelerator: str | None, role: str) -> tuple[Room, ...]:
+    """The rooms that an option describes, of one role if ``role`` says which."""
+    from dataclasses import replace
+
+    from rljob_planner.errors import PlanningError
+    from rljob_planner.hardware import gpu
+    from rljob_planner.placement import rooms_of
+
+    if nodes is None:
+        return ()
+    try:
+        known = None if accelerator is None else gpu(accelerator).name
+        rooms = rooms_of(nodes, known)
+    except PlanningError as error:
+        fail(f"--{role}-accelerator: {error}")
+    except ValueError as error:
+        fail(f"{option}: {error}")
+    return tuple(
+        replace(
+            room,
+            node=f"{role}-{room.node}" if role else room.node,
+            samplers=role != "trainer",
+            trainers=role != "sampler",
+        )
+        for room in rooms
+    )
+
+
+def _lengths(options: Options, spec: RLJobSpec) -> tuple[LengthDistribution | None, tuple[str, ...]]:
+    """The lengths of a run's log, and what the reader should know of the fit; raises PlanningError."""
+    if options.lengths is None:
+        return None, ()
+    from rljob_planner.traces import fitted, read_lengths
+
+    try:
+        trace = read_lengths(options.lengths)
+        fit = fitted(trace, spec.workload.response_tokens.max)
+    except ValueError as error:
+        fail(f"--lengths: {error}")
+    return fit.distribution, tuple(describe_fit(fit))
+
+
+def describe_fit(fit: Any) -> list[str]:
+    """A fit of response lengths in sentences: what was fitted, how well, and what to be careful of."""
+    lengths = fit.distribution
+    how = (
+        f"response lengths from the log, fitted by {fit.law}: mean {lengths.mean():,.0f} tokens, cv {lengths.cv():.2f}"
+    )
+    ks = getattr(fit, "ks", None)
+    return [
+        how + ("" if ks is None else f", largest distance of the distributions {ks:.3f}"),
+        *getattr(fit, "notes", ()),
+    ]

@@ -1,0 +1,179 @@
+"""A job as it runs on the cluster, with the nodes that it may use: the operator's own inventory, asked once.
+
+The client of the API server is an extra, so everything of it is imported here and only when a live job is asked for. What the user
+may not read is said with what would do instead; nothing is ever written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from rljob_operator.cli.cases import Case, Options
+from rljob_operator.cli.console import OPERATOR_EXTRA, fail
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
+    from rljob_planner.api.status import RLJobStatus
+
+_LEAST_STEPS = 1
+
+
+class Seen(NamedTuple):
+    """What the API server showed: plain JSON, as it came."""
+
+    namespace: str
+    job: dict[str, Any] | None
+    nodes: list[dict[str, Any]]
+    pods: list[dict[str, Any]]
+    quotas: list[dict[str, Any]]
+    jobs: list[dict[str, Any]]
+
+
+def live_case(name: str, options: Options) -> Case:
+    """The case of a live job; ends the command where it cannot be read."""
+    try:
+        from rljob_operator.cluster import ClusterError
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] not in OPERATOR_EXTRA:
+            raise
+        fail(
+            f"a live job needs {error.name}, which is not installed: pip install 'rljob-operator[operator]', or pipe it in: "
+            f"kubectl get rljob {name} -o yaml | rljob plan -"
+        )
+    try:
+        seen = asyncio.run(_look(name, options.namespace, survey=not options.describes_nodes))
+    except ClusterError as error:
+        fail(f"rljob/{name}: {error.message}")
+    return case_from(name, seen, options)
+
+
+def case_from(name: str, seen: Seen, options: Options) -> Case:
+    """The case that the API server's answers make."""
+    from dataclasses import replace
+
+    from rljob_planner.api.reading import InvalidJobError, read_job
+
+    if seen.job is None:
+        fail(f"rljob/{name}: there is no such RLJob in namespace {seen.namespace}: kubectl get rljobs -A lists all")
+    source = f"rljob/{name} in {seen.namespace}"
+    spec = seen.job.get("spec", {})
+    if options.budget is not None:
+        spec = spec | {"gpus": options.budget}
+    if options.accelerator is not None:
+        spec = spec | {"accelerator": options.accelerator}
+    try:
+        job = read_job(seen.job | {"spec": spec})
+    except InvalidJobError as error:
+        fail("\n".join(f"{source}: {problem}" for problem in error.problems))
+    case = _as_it_runs(Case(name, source, job.spec, ()), seen.job.get("status") or {})
+    if options.describes_nodes:
+        return case
+    from rljob_operator.inventory import take_inventory
+    from rljob_operator.planning import limited
+
+    uid = str(seen.job["metadata"].get("uid", ""))
+    inventory = take_inventory(job.spec, uid, seen.nodes, seen.pods, seen.quotas, seen.jobs)
+    if not inventory.rooms:
+        why = "; ".join(inventory.notes) or "no node has GPUs that its pods may use"
+        fail(f"{source}: {why}; describe nodes with --nodes to plan for them all the same")
+    words = list(inventory.notes)
+    if inventory.budget < job.spec.gpus and inventory.quota is not None:
+        words.append(f"quota {inventory.quota.name} leaves {inventory.budget} GPUs of the budget of {job.spec.gpus}")
+    return replace(case, spec=limited(job.spec, inventory), rooms=inventory.rooms, words=(*words, *case.words))
+
+
+def _as_it_runs(case: Case, status: dict[str, Any]) -> Case:
+    """The case with what the run has shown so far: steps to go, its speed, and its response lengths."""
+    from dataclasses import replace
+
+    from pydantic import ValidationError
+
+    from rljob_planner.api.status import RLJobStatus
+    from rljob_planner.calibrate import Calibration
+    from rljob_planner.errors import PlanningError
+    from rljob_planner.job import lengths_of
+
+    try:
+        now: RLJobStatus = RLJobStatus.model_validate(status)
+    except ValidationError:
+        return replace(
+            case, words=("its status can't be read by this version, so the plan is made from its spec alone",)
+        )
+    words: list[str] = []
+    learned = now.calibration
+    if learned is not None and learned.observations > 0:
+        calibration = Calibration(
+            sampler_factor=learned.sampler_factor,
+            trainer_factor=learned.trainer_factor,
+            residual=learned.residual,
+            pegged=learned.pegged,
+            observations=learned.observations,
+        )
+        case = replace(case, calibration=calibration)
+        words.append(
+            f"speeds as the run has shown them: samplers {learned.sampler_factor:.2f}, trainers {learned.trainer_factor:.2f} "
+            "times the model's"
+        )
+    observed = now.observed
+    if observed is not None and observed.policy_version:
+        case = replace(case, steps=max(_LEAST_STEPS, case.spec.workload.steps - observed.policy_version))
+        words.append(f"{observed.policy_version} of {case.spec.workload.steps} steps are done")
+    if observed is not None and observed.response_tokens_mean:
+        try:
+            lengths = lengths_of(case.spec.workload.response_tokens)
+            scaled = lengths.scaled(observed.response_tokens_mean / lengths.mean())
+        except (PlanningError, ValueError):
+            return replace(case, words=tuple(words))
+        case = replace(case, lengths=scaled)
+        words.append(
+            f"responses have {observed.response_tokens_mean:,.0f} tokens in the mean now; the spec says {lengths.mean():,.0f}"
+        )
+    return replace(case, words=tuple(words))
+
+
+async def _look(name: str, namespace: str | None, survey: bool) -> Seen:
+    """Reads the job, and with ``survey`` all that its inventory rests on; raises ClusterError."""
+    from rljob_operator.cluster import PODS, RLJOBS, Cluster, ClusterError, Resource
+
+    nodes, quotas = Resource("v1", "nodes"), Resource("v1", "resourcequotas")
+    cluster = await Cluster.connect()
+    where = namespace or _current_namespace()
+
+    async def readable(what: str, question: Awaitable[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+        try:
+            return await question
+        except ClusterError as error:
+            if error.status != 403:
+                raise
+            message = (
+                f"you may not list {what}, so free GPUs are unknown: describe nodes with --nodes, such as --nodes 8x8"
+            )
+            raise ClusterError(403, error.reason, message) from error
+
+    try:
+        job = await cluster.get(RLJOBS, where, name)
+        if job is None or not survey:
+            return Seen(where, job, [], [], [], [])
+        return Seen(
+            where,
+            job,
+            await readable("nodes", cluster.list(nodes, None, "")),
+            await readable("pods of all namespaces", cluster.list(PODS, None, "")),
+            await readable(f"resourcequotas in {where}", cluster.list(quotas, where, "")),
+            await readable("rljobs of all namespaces", cluster.list(RLJOBS, None, "")),
+        )
+    finally:
+        await cluster.close()
+
+
+def _current_namespace() -> str:
+    """The namespace of the kubeconfig's current context, ``default`` if it names none."""
+    from kubernetes.aio import config
+
+    try:
+        _, active = config.list_kube_config_contexts()
+    except (config.ConfigException, OSError):
+        return "default"
+    return str((active or {}).get("context", {}).get("namespace") or "default")
