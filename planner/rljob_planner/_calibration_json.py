@@ -6,12 +6,18 @@ constant is bounded to what an engine can be: a file that was edited by hand, or
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import math
+from collections.abc import Sequence
+from statistics import median
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, ValidationError
 
 from rljob_planner._simulation_json import Part
 from rljob_planner.errors import PlanningError
+
+if TYPE_CHECKING:
+    from rljob_planner.fit import Fit, FittedRow
 
 MAP_KEY = "calibration.yaml"
 """Key of a ConfigMap that holds a calibration."""
@@ -164,3 +170,70 @@ def parsed(text: str, source: str) -> CalibrationJson:
             for problem in error.errors(include_url=False)
         )
         raise PlanningError("InvalidCalibration", problems) from None
+
+
+def calibration_of(fit: Fit, kv_tokens: int | None = None, skipped: Sequence[tuple[str, str]] = ()) -> CalibrationJson:
+    """The calibration file of this fit; ``skipped`` are sources that were left out, with reasons."""
+    e = fit.engine
+    d = fit.decode
+    return CalibrationJson(
+        measured_on=MeasuredOnJson(
+            model=e.model.name,
+            gpu=e.gpu.name,
+            tensor_parallel=e.tensor_parallel,
+            weights=e.weights,
+            kv_cache=e.kv,
+        ),
+        samplers=SamplersCalibrationJson(
+            factor=fit.factor,
+            decode=None
+            if d is None
+            else DecodeConstantsJson(
+                mbu=d.mbu, mfu=d.mfu, layer_seconds=d.layer_s, step_seconds=d.step_s, request_seconds=d.request_s
+            ),
+            kv_tokens=kv_tokens,
+        ),
+        residual=fit.residual,
+        pegged=fit.pegged,
+        observations=len(fit.rows),
+        fit=FitJson(
+            fitted=list(fit.fitted),
+            constants=[ConstantJson(**vars(c)) for c in fit.constants],
+            default_error=_errors([r.default_error for r in fit.rows]),
+            error=_errors([r.error for r in fit.rows]),
+            left_out_error=None
+            if len(fit.rows) < 2
+            else _errors([out for r in fit.rows if (out := r.left_out_error) is not None]),
+            running=_range([r.row.running for r in fit.rows]),
+            context_tokens=_range([r.row.context_tokens for r in fit.rows]),
+            rows=[_row_json(r) for r in fit.rows],
+            skipped=[SkippedJson(source=source, reason=reason) for source, reason in skipped],
+            warnings=list(fit.warnings),
+        ),
+    )
+
+
+def _errors(errors: Sequence[float]) -> ErrorsJson:
+    sizes = [abs(e) for e in errors]
+    return ErrorsJson(mean=math.fsum(sizes) / len(sizes), median=median(sizes), worst=max(sizes))
+
+
+def _range(values: Sequence[float]) -> RangeJson:
+    return RangeJson(least=min(values), most=max(values))
+
+
+def _row_json(fitted: FittedRow) -> FitRowJson:
+    row = fitted.row
+    return FitRowJson(
+        source=row.source,
+        kind=row.kind.value,
+        running=row.running,
+        prompt_tokens=row.prompt_tokens,
+        response_tokens=row.response_tokens,
+        context_tokens=row.context_tokens,
+        measured_ms=row.measured_s * 1e3,
+        default_ms=fitted.default_s * 1e3,
+        predicted_ms=fitted.predicted_s * 1e3,
+        error=fitted.error,
+        left_out_error=fitted.left_out_error,
+    )
