@@ -14,6 +14,7 @@ from pathlib import Path
 import typer
 
 from rljob_operator.cli import completion as completion_command
+from rljob_operator.cli import lengths as lengths_command
 from rljob_operator.cli import operator as operator_commands
 from rljob_operator.cli import plan as plan_command
 from rljob_operator.cli import simulate as simulate_command
@@ -38,6 +39,7 @@ operator_app = typer.Typer(no_args_is_help=True, help="The Kubernetes operator."
 
 app.command("plan", epilog=examples(*plan_command.EXAMPLES))(plan_command.plan)
 app.command("simulate", epilog=examples(*simulate_command.EXAMPLES))(simulate_command.simulate)
+app.command("lengths", epilog=examples(*lengths_command.EXAMPLES))(lengths_command.lengths)
 app.command("completion", epilog=examples(*completion_command.EXAMPLES))(completion_command.completion)
 app.add_typer(operator_app, name="operator")
 operator_app.command("run", epilog=operator_commands.ENVIRONMENT)(operator_commands.operator_run)
