@@ -26,9 +26,9 @@ from rljob_planner.laws import (
     normal_cdf,
 )
 
-_MOST_ROWS = 1024
-_ROUNDS = 400
-_SETTLED = 1e-8
+_MOST_ROWS = 512
+_ROUNDS = 300
+_SETTLED = 1e-7
 """Gain of ln-likelihood per response at which the fit has settled."""
 _NARROWEST = 0.03
 """Least standard deviation of ln(length) of a part: a narrower one would follow a handful of equal lengths."""
@@ -190,7 +190,7 @@ def _by_length(part: tuple[float, Law]) -> float:
 def histogram(seen: Observed) -> tuple[Law, int]:
     """The lengths as they were seen, in bins of about equal counts that get finer towards the longest; and how many bins.
 
-    The edges are whole tokens. What was cut is a share of its own that never ends.
+    The edges lie between whole tokens, and a length that comes often has a bin of its own. What was cut is a share that never ends.
     """
     n = float(seen.counts.sum())
     cut_share = float(seen.cut_counts.sum()) / seen.size
@@ -205,11 +205,12 @@ def histogram(seen: Observed) -> tuple[Law, int]:
     tokens, survival = seen.survival()
     # What ended, given that it ended before it was cut: cuts at several lengths thin out the long ones.
     ended = (1.0 - survival) / (1.0 - survival[-1])
-    at = np.unique(np.searchsorted(ended, np.array(levels) - 1e-12))
-    at = np.unique(np.append(at[at < len(tokens)], len(tokens) - 1))
-    edges, cumulative = tokens[at], ended[at]
-    first = float(tokens[0]) - 1.0
-    body = HistogramLaw((first, *edges.tolist()), (0.0, *cumulative.tolist()))
+    at = np.searchsorted(ended, np.array(levels) - 1e-12)
+    often = np.diff(ended, prepend=0.0) > 1.0 / bins
+    edges = np.unique(np.concatenate([tokens[at[at < len(tokens)]], tokens[often], tokens[often] - 1.0, tokens[-1:]]))
+    edges = edges[edges >= tokens[0]]
+    cumulative = ended[np.searchsorted(tokens, edges, side="right") - 1]
+    body = HistogramLaw((float(tokens[0]) - 0.5, *(edges + 0.5).tolist()), (0.0, *cumulative.tolist()))
     if cut_share == 0.0:
-        return body, len(at)
-    return MixtureLaw.of([(1.0 - float(survival[-1]), body), (float(survival[-1]), EndlessLaw())]), len(at) + 1
+        return body, len(edges)
+    return MixtureLaw.of([(1.0 - float(survival[-1]), body), (float(survival[-1]), EndlessLaw())]), len(edges) + 1

@@ -87,7 +87,7 @@ def read_lengths(path: str | Path) -> LengthTrace:
         raw = Path(path).read_bytes()
         if raw[:2] == b"\x1f\x8b":
             raw = gzip.decompress(raw)
-        text = raw.decode("utf-8-sig")
+        text = raw.decode("utf-8")
     except OSError as error:
         why = (error.strerror or str(error)).lower()
         raise InvalidTraceError(f"{source}: {why}") from None
@@ -101,6 +101,7 @@ def read_lengths(path: str | Path) -> LengthTrace:
 def parse_lengths(text: str, source: str) -> LengthTrace:
     """The lengths in a text; ``source`` names it in errors. Raises InvalidTraceError."""
     columns = _Columns(source)
+    text = text.removeprefix("\ufeff")
     for line, entry in _entries(text, source):
         columns.add(line, entry)
     return columns.trace()

@@ -107,8 +107,10 @@ class FittedLengths:
         """[upper edge, count per million], finer towards the longest; what the cap cuts lies in a bin at or beyond it."""
         lengths = self.distribution
         levels = [i / _BLOCK_BINS for i in range(1, _BLOCK_BINS)] + [1 - 0.5**k / _BLOCK_BINS for k in range(1, 10)]
-        below_cap = lengths.support_tokens < self.cap_tokens
-        inner = sorted({lengths.quantile(p) for p in levels} & set(lengths.support_tokens[below_cap].tolist()))
+        ends = float(1.0 - lengths.survival(np.array([self.cap_tokens - 1.0]))[0])
+        often = lengths.support_tokens[lengths.probabilities > 1.0 / _BLOCK_BINS].tolist()
+        inner = {lengths.quantile(p * ends) for p in levels} | {*often, *(t - 1 for t in often if t > 1)}
+        inner = {edge for edge in inner if edge < self.cap_tokens}
         first = int(lengths.support_tokens[0]) - 1
         edges = [*([first] if first > 0 else []), *inner, max(self.cap_tokens - 1, 1)]
         # The bin of the cap reaches beyond it where max cuts it off again, and is one token wide where nothing does.
