@@ -45,6 +45,8 @@ OUTLIER = 2.5
 """Residuals beyond so many standard errors count by their size and no longer by its square."""
 MOST_SHARED_ERROR = 0.10
 """Mean error of the fit from which it is said that the model does not describe the rows."""
+UNLIKELY_RATIO = 1.6
+"""Steps longer, or shorter, by this than the packaged constants say are no matter of versions and kernels."""
 WIDE_RUNNING = 64.0
 """Running samples that rows should reach, since samplers of RL jobs run that many and more."""
 
@@ -249,7 +251,7 @@ def fit(engine: Engine, rows: Sequence[MeasuredStep]) -> Fit:
         fitted=names,
         constants=_constants(engine.gpu.decode, constants, factor, knobs, np.sqrt(np.diag(covariance))),
         rows=fitted_rows,
-        pegged=bool(pegged),
+        pegged=_beyond_belief(fitted_rows, pegged),
         warnings=tuple(_warnings(fitted_rows, names, pegged)),
     )
 
@@ -363,14 +365,29 @@ def _constants(
     return tuple(rows)
 
 
+def _mean_ratio(rows: Sequence[FittedRow]) -> float:
+    """Geometric mean of measured over packaged."""
+    return math.exp(math.fsum(math.log(r.row.measured_s / r.default_s) for r in rows) / len(rows))
+
+
+def _beyond_belief(rows: Sequence[FittedRow], pegged: Sequence[str]) -> bool:
+    """Whether a limit that was reached means that something is wrong.
+
+    A constant at its limit may only say that it explains little (a bandwidth of 98 %); with steps that are far from what was
+    expected, or a fit that describes nothing, it says that the rows are of another engine.
+    """
+    off = math.fsum(abs(r.error) for r in rows) / len(rows)
+    unlikely = not 1.0 / UNLIKELY_RATIO < _mean_ratio(rows) < UNLIKELY_RATIO
+    return bool(pegged) and ("factor" in pegged or unlikely or off > MOST_SHARED_ERROR)
+
+
 def _warnings(rows: Sequence[FittedRow], fitted: Sequence[str], pegged: Sequence[str]) -> list[str]:
     """What somebody should know who plans with the result."""
     found = []
     off = math.fsum(abs(r.error) for r in rows) / len(rows)
-    if pegged:
-        ratio = math.exp(math.fsum(math.log(r.row.measured_s / r.default_s) for r in rows) / len(rows))
+    if pegged and _beyond_belief(rows, pegged):
         found.append(
-            f"{', '.join(pegged)} at its limit, with steps {ratio:.2g} times as long as the packaged constants say: "
+            f"{', '.join(pegged)} at its limit, with steps {_mean_ratio(rows):.2g} times as long as the packaged constants say: "
             "check --model, --gpu, --tp and --precision, and that nothing else used the GPUs"
         )
     elif off > MOST_SHARED_ERROR:
