@@ -128,9 +128,28 @@ def _sift_up(heap: Any, i: int) -> None:
 
 
 @jit
+def record_stay(w: World, r: int, s: int, iteration: int, now: float) -> None:
+    """Note for the timeline that sample ``s`` was on replica ``r`` until ``now``, when the replica had done ``iteration``."""
+    st, sample = w.counters[0], w.samples[s]
+    if st.stays == w.stays.size:
+        return
+    stay = w.stays[st.stays]
+    stay.group, stay.index, stay.replica, stay.version = (
+        w.groups[sample.group].number,
+        sample.index,
+        r,
+        sample.version,
+    )
+    stay.tokens, stay.start_s, stay.end_s = iteration - sample.joined, w.since_s[s], now
+    st.stays += 1
+
+
+@jit
 def _leave(w: World, r: int, s: int, context: int) -> None:
     """Sample ``s``, with ``context`` resident tokens, gives its slot on replica ``r`` back."""
     rep, sample = w.replicas[r], w.samples[s]
+    if w.parameters[0].record == 1:
+        record_stay(w, r, s, rep.iteration, w.counters[0].now)
     if sample.newer >= 0:
         w.samples[sample.newer].older = sample.older
     else:
@@ -185,6 +204,8 @@ def _complete(w: World, g: int, now: float) -> None:
     """Group ``g`` enters the queue; groups that complete at one instant stand there in the order of their admission."""
     par, st = w.parameters[0], w.counters[0]
     st.completed += 1
+    if par.record == 1 and w.groups[g].number < w.fates.size:
+        w.fates[w.groups[g].number].completed_s = now
     if par.mode != ASYNC and st.completed % par.prompts_per_step == 0:
         st.generation_s += now - st.batch_begin
         st.batches += 1
@@ -316,6 +337,8 @@ def _start(w: World, s: int, r: int, now: float) -> None:
         st.busy += 1
     w.load[r] += 1
     st.running += 1
+    if par.record == 1:
+        w.since_s[s] = now
     if rep.n == 0 or rep.begin >= now:
         count_resident(w, r, now, 1)
         rep.begin = max(rep.begin, now)

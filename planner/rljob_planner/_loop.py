@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from rljob_planner._jit import jit
-from rljob_planner._kernel import boundary, count_resident, cut, fill, land, mark, plan
+from rljob_planner._kernel import boundary, count_resident, cut, fill, land, mark, plan, record_stay
 from rljob_planner._state import (
     ASYNC,
     DROP,
@@ -30,8 +30,17 @@ from rljob_planner._state import (
 
 
 @jit
+def _record_leaving(w: World, g: int, left_as: int) -> None:
+    number = w.groups[g].number
+    if number < w.fates.size:
+        w.fates[number].left_s, w.fates[number].left_as = w.counters[0].now, left_as
+
+
+@jit
 def _discard(w: World, g: int) -> None:
     st = w.counters[0]
+    if w.parameters[0].record == 1:
+        _record_leaving(w, g, 0)
     st.dropped += 1
     st.dropped_groups += 1
     st.wasted_tokens += w.groups[g].tokens
@@ -88,6 +97,8 @@ def _take_batch(w: World, now: float) -> None:
         if _is_stale(w, g):
             _discard(w, g)
             continue
+        if par.record == 1:
+            _record_leaving(w, g, st.version + 1)
         taken += 1
         samples += par.samples_per_prompt
         tokens += w.groups[g].tokens
@@ -104,6 +115,8 @@ def _take_batch(w: World, now: float) -> None:
         st.trained_tokens += tokens
         st.trained_samples += samples
         st.training_s += duration
+    if par.record == 1:
+        w.steps[st.steps_started].begin_s, w.steps[st.steps_started].end_s = now, now + duration
     st.steps_started += 1
     st.trainer = TRAINING
     st.trainer_end = now + duration
@@ -197,6 +210,21 @@ def _trim_queue(w: World) -> None:
 
 
 @jit
+def _record_unfinished(w: World, now: float) -> None:
+    for r in range(w.end_s.size):
+        rep = w.replicas[r]
+        under_way = boundary(w, r, now) - 1 if rep.n > 0 and rep.begin < now else 0
+        s = rep.newest
+        joining = rep.joining
+        while s >= 0:
+            if joining > 0:
+                w.samples[s].joined = rep.iteration + under_way
+                joining -= 1
+            record_stay(w, r, s, rep.iteration + under_way, now)
+            s = w.samples[s].older
+
+
+@jit
 def run(w: World) -> int:
     """Simulate until the last step is published; returns how the run ended.
 
@@ -232,6 +260,8 @@ def run(w: World) -> int:
         _advance_trainer(w, now)
         if st.version == par.steps:
             _count_all_resident(w, now)
+            if par.record == 1:
+                _record_unfinished(w, now)
             return FINISHED
         _trim_queue(w)
         holds = st.trainer == TRAINED and par.bound == HOLD and par.max_staleness == 0

@@ -39,14 +39,14 @@ def _record(ints: str, floats: str) -> np.dtype[np.void]:
 
 PARAMETERS = _record(
     "mode replicas max_running kv_tokens prompts_per_step samples_per_prompt prompt_tokens bound max_staleness"
-    " queue_capacity drop_oldest in_flight_cap steps warmup work_limit",
+    " queue_capacity drop_oldest in_flight_cap steps warmup work_limit record",
     "memory_s_per_token compute_s_per_token prefill_s recompute_s_per_token train_step_s train_token_s train_token2_s sync_s",
 )
 """Input of a run. ``queue_capacity`` and ``in_flight_cap`` are −1 where there is none."""
 
 COUNTERS = _record(
     "version trainer admitted started completed dropped in_flight running busy steps_started free_samples preempted"
-    " free_groups opened open_group open_index queue_head queued surplus dirty oldest_version held_since_finished finished"
+    " free_groups opened open_group open_index queue_head queued surplus dirty oldest_version held_since_finished finished stays"
     # from here on: statistics, which start anew when the warm-up ends
     " dropped_groups wasted_tokens trained_tokens trained_samples preemptions queue_max batches",
     "now trainer_end batch_begin in_flight_area running_area busy_area queue_area kv_area training_s generation_s begin",
@@ -66,6 +66,20 @@ SAMPLE = _record("group index length generated version joined older newer", "")
 
 GROUP = _record("number left tokens oldest", "squares completed")
 """A group that has started and is not trained yet; ``squares`` is Σ (prompt + response)²."""
+
+
+STAY = _record("group index replica tokens version", "start_s end_s")
+"""A sample's stay on a replica, from slot to slot given back; ``tokens`` were generated in it."""
+
+FATE = _record("left_as", "completed_s left_s")
+"""What became of a group, by its number: 0 s where it has not happened yet; ``left_as`` is the version of the training step
+that took it out of the queue plus one, 0 where none did."""
+
+STEP = _record("", "begin_s end_s")
+"""A training step, by the version that it was trained from."""
+
+MOST_RECORDED = 1_000_000
+"""Rows of a recorded table; what happens later is not recorded."""
 
 
 class World(NamedTuple):
@@ -101,9 +115,15 @@ class World(NamedTuple):
     published_s: Any
     histogram: Any
     dirty: Any
+    # what is recorded for a timeline; empty arrays where nothing is
+    since_s: Any
+    """When each sample took its slot."""
+    stays: Any
+    fates: Any
+    steps: Any
 
 
-def new_world(inp: SimulationInput) -> World:
+def new_world(inp: SimulationInput, record: bool = False) -> World:
     """The state of a run before anything has happened."""
     par, st = np.zeros(1, PARAMETERS), np.zeros(1, COUNTERS)
     needed = inp.steps * inp.prompts_per_step * inp.samples_per_prompt
@@ -123,6 +143,7 @@ def new_world(inp: SimulationInput) -> World:
         "steps": inp.steps,
         "warmup": inp.warmup,
         "work_limit": max(_LEAST_WORK_SAMPLES, _MOST_SURPLUS * needed),
+        "record": int(record),
         "memory_s_per_token": inp.decode.memory_s_per_token,
         "compute_s_per_token": inp.decode.compute_s_per_token,
         "prefill_s": inp.decode.prefill_s_per_sample,
@@ -166,6 +187,10 @@ def new_world(inp: SimulationInput) -> World:
         published_s=np.zeros(inp.steps),
         histogram=np.zeros(inp.steps + 1, np.int64),
         dirty=np.zeros(inp.replicas, np.int64),
+        since_s=np.zeros(slots * record),
+        stays=np.zeros(MOST_RECORDED * record, STAY),
+        fates=np.zeros(MOST_RECORDED * record, FATE),
+        steps=np.zeros(inp.steps * record, STEP),
     )
 
 

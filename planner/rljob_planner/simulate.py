@@ -28,6 +28,7 @@ from rljob_planner.lengths import LengthDistribution
 
 if TYPE_CHECKING:
     from rljob_planner.scenario import Scenario
+    from rljob_planner.timeline import Timeline
 
 FloatArray = NDArray[np.float64]
 
@@ -120,6 +121,18 @@ class SimulationInput:
     warmup: int = 50
     """First steps, left out of the statistics."""
     seed: int = 0
+    turns: int = 1
+    """Decode turns of a sample; its tokens are shared out over them evenly. Between two of them it is in its environment."""
+    turn_s: float = 0.0
+    """Mean seconds that a sample is in its environment between two turns."""
+    turn_cv: float = 0.0
+    """Standard deviation over mean of these seconds, which are lognormal."""
+    sandboxes: int | None = None
+    """Environments that may run at once; None: no limit."""
+    group_correlation: float = 0.0
+    """Correlation, 0..1, of the normal scores of the lengths of one prompt's samples (a Gaussian copula)."""
+    drift: tuple[tuple[int, float], ...] = ()
+    """(policy version, factor of the lengths of samples that start at it), linear between the points, constant outside."""
 
 
 @dataclass(frozen=True)
@@ -183,6 +196,12 @@ class SimulationResult:
     """Simulated seconds that the statistics cover."""
     periods_s: FloatArray
     """Each period after the warm-up."""
+    environment_samples: float = 0.0
+    """Samples that are in their environment, mean over time: the sandboxes in use."""
+    sandbox_wait_s: float = 0.0
+    """Mean seconds that a sample waits for a sandbox, each time that it needs one."""
+    timeline: Timeline | None = None
+    """What happened when, where ``simulate`` was asked to record it."""
 
     def to_json(self) -> dict[str, Any]:
         """The result as the JSON object of ``rljob simulate``."""
@@ -204,20 +223,20 @@ class SimulationResult:
         ).model_dump(by_alias=True)
 
 
-def simulate_scenario(scenario: Scenario) -> SimulationResult:
+def simulate_scenario(scenario: Scenario, *, record: bool = False) -> SimulationResult:
     """Simulate a scenario file."""
     from rljob_planner.scenario import compile as compile_scenario
 
-    return simulate(compile_scenario(scenario))
+    return simulate(compile_scenario(scenario), record=record)
 
 
-def simulate(inp: SimulationInput, *, rho: float | None = None) -> SimulationResult:
-    """Run the simulation; ``rho`` from elsewhere spares the second run that measures each side alone.
+def simulate(inp: SimulationInput, *, rho: float | None = None, record: bool = False) -> SimulationResult:
+    """Run the simulation; ``rho`` from elsewhere spares the second run that measures each side alone, ``record`` keeps a timeline.
 
     Raises ValueError for an input that contradicts itself and ``SimulationStalled`` for one that can never finish.
     """
     _check(inp)
-    world = _run(inp)
+    world = _run(inp, record)
     st = world.counters[0]
     published = np.concatenate([[0.0], world.published_s])
     periods = np.diff(published)[inp.warmup :]
@@ -244,6 +263,7 @@ def simulate(inp: SimulationInput, *, rho: float | None = None) -> SimulationRes
         preemptions=int(st["preemptions"]),
         elapsed_s=elapsed,
         periods_s=periods,
+        timeline=_timeline(world) if record else None,
     )
 
 
@@ -298,8 +318,14 @@ def rates(inp: SimulationInput) -> tuple[float, float]:
     return measured * inp.samples_per_prompt / elapsed, batch / step_s if step_s > 0 else float("inf")
 
 
-def _run(inp: SimulationInput) -> _state.World:
-    world = _state.new_world(inp)
+def _timeline(world: _state.World) -> Timeline:
+    from rljob_planner.timeline import recorded
+
+    return recorded(world)
+
+
+def _run(inp: SimulationInput, record: bool = False) -> _state.World:
+    world = _state.new_world(inp, record)
     while (status := run(world)) == _state.NEEDS_ROOM:
         world = _state.grow(world)
     _explain(status, inp, world)
@@ -339,6 +365,8 @@ def _check(inp: SimulationInput) -> None:
         problems.append(f"warmup must be at least 0 and below steps ({inp.steps}), not {inp.warmup}")
     if inp.max_staleness < 0 or inp.prompt_tokens < 0 or inp.weight_sync_s < 0:
         problems.append("max_staleness, prompt_tokens and weight_sync_s must be at least 0")
+    if inp.turns != 1 or inp.group_correlation or inp.drift:
+        problems.append("turns, group_correlation and drift are not simulated yet")
     if inp.in_flight_cap is not None and inp.in_flight_cap < inp.samples_per_prompt:
         problems.append(f"an in-flight cap of {inp.in_flight_cap} admits no group of {inp.samples_per_prompt} samples")
     if inp.queue_capacity is not None and inp.queue_capacity < inp.prompts_per_step:
