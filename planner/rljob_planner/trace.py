@@ -104,7 +104,9 @@ def _trainer(timeline: Timeline, inp: SimulationInput, end_s: float) -> list[dic
             ("weight sync", published - lock_step_sync_s, published),
         ]
         events += [
-            _slice(name, TRAINER, 1, since, min(until, end_s)) for name, since, until in parts if since < min(until, end_s)
+            _slice(name, TRAINER, 1, since, min(until, end_s))
+            for name, since, until in parts
+            if since < min(until, end_s)
         ]
         if published <= end_s:
             mark = {"name": f"version {version + 1}", "ph": "i", "s": "g", "pid": TRAINER, "tid": 1, "cat": "version"}
@@ -158,7 +160,14 @@ def _us(seconds: float) -> float:
 def _slice(
     name: str, pid: int, tid: int, since_s: float, until_s: float, args: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    event = {"name": name, "ph": "X", "pid": pid, "tid": tid, "ts": _us(since_s), "dur": _us(max(0.0, until_s - since_s))}
+    event = {
+        "name": name,
+        "ph": "X",
+        "pid": pid,
+        "tid": tid,
+        "ts": _us(since_s),
+        "dur": _us(max(0.0, until_s - since_s)),
+    }
     return event | {"args": args} if args else event
 
 

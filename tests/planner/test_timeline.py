@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import replace
 from typing import Any
@@ -187,7 +188,7 @@ def test_a_trace_opens_in_viewers(name: str) -> None:
         by_thread.setdefault((e["pid"], e["tid"]), []).append((e["ts"], e["ts"] + e["dur"]))
     for spans in by_thread.values():  # on one thread nothing overlaps
         spans.sort()
-        assert all(until <= since + 0.01 for (_, until), (since, _) in zip(spans, spans[1:], strict=False))
+        assert all(until <= since + 0.01 for (_, until), (since, _) in itertools.pairwise(spans))
     trainer = sum(until - since for since, until in by_thread[TRAINER, 1]) / 1e6
     assert trainer == pytest.approx(timeline.end_s, rel=1e-6)  # it trains, waits or moves weights at every instant
     counters = {e["name"] for e in events if e["ph"] == "C" and e["pid"] == SAMPLERS}
