@@ -16,6 +16,7 @@ from rich.text import Text
 from rljob_planner.durations import seconds
 
 if TYPE_CHECKING:
+    from rljob_planner._plan_json import ElasticityJson
     from rljob_planner.api.spec import RLJobSpec
     from rljob_planner.outcome import Candidate, Elasticity, Evaluation, Plan
     from rljob_planner.placement import Room
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 MOST_CANDIDATES = 5
 """Feasible candidates that a report lists besides the best, and rejected ones."""
 
-_PROMISES = {
+PROMISES = {
     "drop": "no trained sample is over it",
     "admission": "the mean keeps to it, single slow samples exceed it",
     "hold": "no unfinished sample is over it when a version is published",
@@ -59,7 +60,7 @@ def simulation_report(result: SimulationResult, scenario: Scenario, title: str) 
     """What a simulation showed, for people."""
     work = scenario.workload
     most, bound = scenario.staleness.max, scenario.staleness.bound
-    promise = "nothing enforces it" if bound == "none" else _PROMISES[bound]
+    promise = "nothing enforces it" if bound == "none" else PROMISES[bound]
     limit = "" if most is None else f"; limit {most} under bound {bound} ({promise})"
     capacity = scenario.queue.capacity
     over = capacity is not None and result.queue_groups.max > capacity
@@ -84,7 +85,8 @@ def simulation_report(result: SimulationResult, scenario: Scenario, title: str) 
     return Group(Text(title, style="bold"), Text(covered, style="dim"), Text(), _facts(facts))
 
 
-def _percent(fraction: float) -> str:
+def percent(fraction: float) -> str:
+    """A relative change with its sign."""
     return f"{fraction:+.1%}".replace("-", "−").replace("%", " %")
 
 
@@ -130,7 +132,7 @@ def _plan_facts(plan: Plan, spec: RLJobSpec) -> Iterable[tuple[str, str]]:
     if unused:
         placed = f"; these sizes can fill {plan.placeable_gpus}" if plan.placeable_gpus < spec.gpus else ""
         yield "", f"{_count(unused, 'GPU')} of the budget of {spec.gpus} stay unused{placed}"
-    yield "Why", _why(plan)
+    yield "Why", why(plan)
     for neighbour in plan.neighbours:
         yield "", _neighbour(plan, neighbour)
     yield (
@@ -154,7 +156,7 @@ def _plan_facts(plan: Plan, spec: RLJobSpec) -> Iterable[tuple[str, str]]:
             "Synchronous",
             f"{seconds(plan.synchronous.period.mean)} a step if all GPUs first sample and then train: {ratio:.2g} times as long",
         )
-    yield "Confidence", _confidence(plan.confidence)
+    yield "Confidence", confidence_words(plan.confidence)
 
 
 def _widths(split: Split) -> str:
@@ -167,7 +169,8 @@ def _widths(split: Split) -> str:
     )
 
 
-def _why(plan: Plan) -> str:
+def why(plan: Plan) -> str:
+    """Which side bounds the period, and what the other one does."""
     busy = plan.evaluation.trainer_utilization
     if plan.bottleneck == "samplers" and plan.rho > 1.0:
         return (
@@ -193,7 +196,7 @@ def _staleness(plan: Plan, spec: RLJobSpec) -> str:
     s, bound = plan.staleness, spec.staleness.bound.value
     return (
         f"mean {s.mean:.2f}, p95 {s.p95:.3g}, max {s.max:.3g} versions; "
-        f"limit {spec.staleness.max} under bound {bound} ({_PROMISES[bound]})"
+        f"limit {spec.staleness.max} under bound {bound} ({PROMISES[bound]})"
     )
 
 
@@ -204,7 +207,8 @@ def _cost(plan: Plan) -> str:
     return f"${plan.cost:,.0f} for the run (${plan.cost / hours:,.2f} an hour at typical on-demand prices)"
 
 
-def _confidence(residual: float | None) -> str:
+def confidence_words(residual: float | None) -> str:
+    """How far the numbers can be trusted."""
     if residual is None:
         return (
             "nothing is measured yet, so times rest on data sheets and public benchmarks and may be off by 10 to 20 %; "
@@ -238,8 +242,8 @@ def _sweep(plan: Plan) -> Table:
     return grid
 
 
-def _what_helps(e: Elasticity) -> Iterable[str]:
-    """Effects on the period of plain changes, the largest saving first."""
+def effects(e: Elasticity | ElasticityJson) -> list[tuple[str, float]]:
+    """Relative effects on the period of plain changes, the largest saving first; what cannot be varied is left out."""
     faster, shorter = 1.0 + _NUDGE, 1.0 - _NUDGE
     changes = [
         (f"{_NUDGE:.0%} faster decoding", e.decode, faster),
@@ -247,10 +251,13 @@ def _what_helps(e: Elasticity) -> Iterable[str]:
         ("weights that reach the samplers in half the time", e.sync, 0.5),
         (f"a {_NUDGE:.0%} lighter tail of response lengths at the same mean", e.tail, shorter),
     ]
-    effects = sorted((x**slope - 1.0, what) for what, slope, x in changes if slope is not None)
-    for effect, what in effects:
-        what = what.replace("%", " %")
-        yield f"{what}: period {_percent(effect)}" if effect < -_NEGLIGIBLE else f"{what}: next to nothing"
+    found = [(what.replace("%", " %"), x**slope - 1.0) for what, slope, x in changes if slope is not None]
+    return sorted(found, key=lambda pair: pair[1])
+
+
+def _what_helps(e: Elasticity) -> Iterable[str]:
+    for what, effect in effects(e):
+        yield f"{what}: period {percent(effect)}" if effect < -_NEGLIGIBLE else f"{what}: next to nothing"
 
 
 def _candidates(plan: Plan) -> RenderableType:

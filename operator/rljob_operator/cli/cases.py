@@ -17,12 +17,14 @@ import typer
 from rljob_operator.cli.console import NOTHING_FEASIBLE, WRONG_INPUT, fail, read_job, with_simulator
 
 if TYPE_CHECKING:
+    from rljob_operator.cli.documents import Found
     from rljob_planner.api.spec import RLJob, RLJobSpec
     from rljob_planner.calibrate import Calibration
     from rljob_planner.errors import PlanningError
     from rljob_planner.lengths import LengthDistribution
     from rljob_planner.placement import Room
     from rljob_planner.search import Plan
+    from rljob_planner.traces import FittedLengths
 
 _LIVE = re.compile(r"(?:rlj|rljobs?)(?:\.rljob\.dev)?/(?P<name>[^/]+)")
 """How kubectl names an object: its kind, a slash and its name."""
@@ -152,8 +154,8 @@ class Case:
         return found
 
 
-def case_of(target: str | None, options: Options) -> Case:
-    """The case that a user asks for; ends the command with what is wrong."""
+def case_of(target: str | None, options: Options, found: Found | None = None) -> Case:
+    """The case that a user asks for; ends the command with what is wrong. ``found``: the file, where it has been read."""
     named = None if target is None or Path(target).exists() else _LIVE.fullmatch(target)
     name = options.live or (named["name"] if named else None)
     if options.live and target is not None:
@@ -163,7 +165,7 @@ def case_of(target: str | None, options: Options) -> Case:
     if name is None:
         if options.namespace is not None:
             fail("--namespace: is of live jobs: write rljob/NAME or --live NAME, or leave it out")
-        job, source = read_job(str(target), changes=_changes(options))
+        job, source = read_job(str(target), _changes(options), None if found is None else (found.text, found.source))
         return _finished(Case(_name(job), source, job.spec, ()), options)
     from rljob_operator.cli.live import live_case
 
@@ -280,14 +282,11 @@ def _lengths(options: Options, spec: RLJobSpec) -> tuple[LengthDistribution | No
     return fit.distribution, tuple(describe_fit(fit))
 
 
-def describe_fit(fit: Any) -> list[str]:
+def describe_fit(fit: FittedLengths) -> list[str]:
     """A fit of response lengths in sentences: what was fitted, how well, and what to be careful of."""
     lengths = fit.distribution
-    how = (
-        f"response lengths from the log, fitted by {fit.law}: mean {lengths.mean():,.0f} tokens, cv {lengths.cv():.2f}"
+    found = (
+        f"response lengths from {fit.samples:,} samples of the log, as {fit.law}: mean {lengths.mean():,.0f} tokens, "
+        f"cv {lengths.cv():.2f}, cap {lengths.cap_tokens:,}; law and log differ by at most {fit.ks:.3f} in the share of responses below any length"
     )
-    ks = getattr(fit, "ks", None)
-    return [
-        how + ("" if ks is None else f", largest distance of the distributions {ks:.3f}"),
-        *getattr(fit, "notes", ()),
-    ]
+    return [found, *fit.notes, *(f"careful: {warning}" for warning in fit.warnings)]

@@ -81,16 +81,18 @@ def read(file: str) -> tuple[str, str]:
         fail(str(error))
 
 
-def read_job(file: str, changes: Mapping[str, Any] | None = None) -> tuple[RLJob, str]:
+def read_job(
+    file: str, changes: Mapping[str, Any] | None = None, content: tuple[str, str] | None = None
+) -> tuple[RLJob, str]:
     """The first RLJob of a file (lists as kubectl prints them are looked into), and its name in messages.
 
-    ``changes`` replace fields of its spec before it is checked.
+    ``changes`` replace fields of its spec before it is checked; ``content``: text and name, where it has been read already.
     """
     from rljob_planner.api.reading import InvalidJobError
     from rljob_planner.api.reading import read_job as validated
     from rljob_planner.documents import InvalidDocumentError, parse_documents
 
-    text, source = read(file)
+    text, source = content or read(file)
     try:
         documents = parse_documents(text, source)
     except InvalidDocumentError as error:
