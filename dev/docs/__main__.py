@@ -1,0 +1,74 @@
+"""Writes the generated documents: ``python -m dev.docs``; with ``--check`` it only says which of them are out of date."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from dev.docs import first_principles
+from dev.docs.example import ROOT
+from dev.docs.page import differences
+
+DOCS = ROOT / "docs"
+
+PAGES: dict[str, Callable[[], str]] = {
+    "first-principles.md": first_principles.text,
+}
+"""Pages that are written and compared here; docs/validation.md has a module and a test of its own."""
+
+
+def outdated(name: str) -> list[str]:
+    """What differs between a committed page and what it would be today; empty if nothing does."""
+    path = DOCS / name
+    if not path.is_file():
+        return [f"{path.relative_to(ROOT)} is not there"]
+    return differences(path.read_text(encoding="utf-8"), PAGES[name]())
+
+
+def write_pages() -> list[Path]:
+    """Write all pages."""
+    written = []
+    for name, text in PAGES.items():
+        path = DOCS / name
+        path.write_text(text(), encoding="utf-8")
+        written.append(path)
+    return written
+
+
+def write_figures() -> list[Path]:
+    """Draw all figures; those that no page shows any more are removed."""
+    from dev.docs import style
+
+    written = []
+    for name, draw in first_principles.FIGURES.items():
+        path = DOCS / "img" / f"{name}.svg"
+        style.save(draw(), path)
+        written.append(path)
+    return written
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write everything, or compare."""
+    if list(arguments) == ["--check"]:
+        found = {name: lines for name in PAGES if (lines := outdated(name))}
+        for name, lines in found.items():
+            print(f"docs/{name} is out of date; write it with: python -m dev.docs")
+            print("\n".join(f"  {line}" for line in lines[:10]))
+        return 1 if found else 0
+    if arguments:
+        print("usage: python -m dev.docs [--check]", file=sys.stderr)
+        return 2
+    begin = time.perf_counter()
+    for path in [*write_pages(), *write_figures()]:
+        print(path.relative_to(ROOT), flush=True)
+    if importlib.util.find_spec("dev.docs.validation") is not None:
+        importlib.import_module("dev.docs.validation").generate()
+    print(f"in {time.perf_counter() - begin:.0f} s")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
