@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from rljob_planner._compare_json import ComparisonJson
 from rljob_planner._plan_json import PlanJson
 from rljob_planner._simulation_json import SimulationJson
 from rljob_planner.scenario import Scenario
@@ -21,6 +22,7 @@ SCHEMAS: dict[str, tuple[type[BaseModel], str]] = {
     "scenario": (Scenario, "validation"),
     "simulation-result": (SimulationJson, "serialization"),
     "plan": (PlanJson, "serialization"),
+    "comparison": (ComparisonJson, "serialization"),
 }
 """File name without its ending → the model, and whether the schema is of what it reads or of what it writes."""
 

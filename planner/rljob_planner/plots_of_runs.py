@@ -27,10 +27,10 @@ _COLUMNS = 480
 def queue_depth(timeline: Timeline, until_s: float, prompts_per_step: int) -> Plot:
     """Complete groups that wait for the trainer, over time."""
     times, groups = timeline.queue["time_s"], timeline.queue["groups"]
-    last = np.searchsorted(times, until_s)
+    last = int(np.searchsorted(times, until_s))
     with drawing(2.5) as figure:
         axes = figure.subplots()
-        x, y = _thinned(np.append(times[:last], until_s), np.append(groups[:last], groups[max(last - 1, 0)]))
+        x, y = _thinned(np.append(times[:last], until_s), np.append(groups[:last], groups[max(0, last - 1)]))
         axes.fill_between(x, y, step="post", color=SAMPLERS, alpha=0.18, linewidth=0)
         axes.step(x, y, where="post", color=SAMPLERS, linewidth=1.2)
         axes.axhline(prompts_per_step, color=TRAINERS, linewidth=1.2, linestyle=(0, (4, 3)))

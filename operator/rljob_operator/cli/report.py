@@ -83,7 +83,9 @@ def report(
     if found is None or found.kind is Kind.JOB:
         page = _job_page(case_of(file, options, found))
     elif options != Options():
-        fail(f"{found.source}: this is a {found.kind.value}, and options describe how to plan an RLJob: leave them out")
+        fail(
+            f"{found.source}: it holds a {found.kind.value}, and options describe how to plan an RLJob: leave them out"
+        )
     elif found.kind is Kind.PLAN:
         page = _plan_page(found.document, found.source)
     else:
