@@ -43,7 +43,7 @@ def live_case(name: str, options: Options) -> Case:
             f"kubectl get rljob {name} -o yaml | rljob plan -"
         )
     try:
-        seen = asyncio.run(_look(name, options.namespace, survey=not options.describes_nodes))
+        seen = asyncio.run(look(name, options.namespace, survey=not options.describes_nodes))
     except ClusterError as error:
         fail(f"rljob/{name}: {error.message}")
     return case_from(name, seen, options)
@@ -81,7 +81,11 @@ def case_from(name: str, seen: Seen, options: Options) -> Case:
     words = list(inventory.notes)
     if inventory.budget < job.spec.gpus and inventory.quota is not None:
         words.append(f"quota {inventory.quota.name} leaves {inventory.budget} GPUs of the budget of {job.spec.gpus}")
-    return replace(case, spec=limited(job.spec, inventory), rooms=inventory.rooms, words=(*words, *case.words))
+    rooms = inventory.rooms
+    if options.accelerator is not None:
+        words.append(f"planned for {options.accelerator}, as --accelerator says, whatever the nodes are labelled")
+        rooms = tuple(replace(room, accelerator=None) for room in rooms)
+    return replace(case, spec=limited(job.spec, inventory), rooms=rooms, words=(*words, *case.words))
 
 
 def _as_it_runs(case: Case, status: dict[str, Any]) -> Case:
@@ -133,7 +137,7 @@ def _as_it_runs(case: Case, status: dict[str, Any]) -> Case:
     return replace(case, words=tuple(words))
 
 
-async def _look(name: str, namespace: str | None, survey: bool) -> Seen:
+async def look(name: str, namespace: str | None, survey: bool) -> Seen:
     """Reads the job, and with ``survey`` all that its inventory rests on; raises ClusterError."""
     from rljob_operator.cluster import PODS, RLJOBS, Cluster, ClusterError, Resource
 
