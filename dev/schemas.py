@@ -11,7 +11,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from rljob_planner._calibration_json import CalibrationJson
 from rljob_planner._compare_json import ComparisonJson
+from rljob_planner._diagnosis_json import DiagnosisJson
 from rljob_planner._plan_json import PlanJson
 from rljob_planner._simulation_json import SimulationJson
 from rljob_planner.scenario import Scenario
@@ -23,6 +25,8 @@ SCHEMAS: dict[str, tuple[type[BaseModel], str]] = {
     "simulation-result": (SimulationJson, "serialization"),
     "plan": (PlanJson, "serialization"),
     "comparison": (ComparisonJson, "serialization"),
+    "calibration": (CalibrationJson, "validation"),
+    "diagnosis": (DiagnosisJson, "serialization"),
 }
 """File name without its ending → the model, and whether the schema is of what it reads or of what it writes."""
 

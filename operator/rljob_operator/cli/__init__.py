@@ -16,6 +16,7 @@ import typer
 from rljob_operator.cli import calibrate as calibrate_command
 from rljob_operator.cli import compare as compare_command
 from rljob_operator.cli import completion as completion_command
+from rljob_operator.cli import diagnose as diagnose_command
 from rljob_operator.cli import lengths as lengths_command
 from rljob_operator.cli import operator as operator_commands
 from rljob_operator.cli import plan as plan_command
@@ -46,6 +47,7 @@ app.command("lengths", epilog=examples(*lengths_command.EXAMPLES))(lengths_comma
 app.command("calibrate", epilog=examples(*calibrate_command.EXAMPLES))(calibrate_command.calibrate)
 app.command("report", epilog=examples(*report_command.EXAMPLES))(report_command.report)
 app.command("compare", epilog=examples(*compare_command.EXAMPLES))(compare_command.compare)
+app.command("diagnose", epilog=examples(*diagnose_command.EXAMPLES))(diagnose_command.diagnose)
 app.command("completion", epilog=examples(*completion_command.EXAMPLES))(completion_command.completion)
 app.add_typer(operator_app, name="operator")
 operator_app.command("run", epilog=operator_commands.ENVIRONMENT)(operator_commands.operator_run)
