@@ -240,6 +240,15 @@ CASES: tuple[Case, ...] = (
         accepted={"spec.queue": {"capacity": 32, "overflow": "block"}},
     ),
     Case(
+        "sandbox-without-environment",
+        "sandbox says how many environments may run",
+        rejected={"spec.sandbox": {"maxReplicas": 64}},
+        accepted={
+            "spec.sandbox": {"maxReplicas": 64},
+            "spec.workload.environment": {"secondsPerTurn": 2.5, "turns": 4},
+        },
+    ),
+    Case(
         "step-below-trainer",
         "rebalance.maxStepGPUs is below gpusPerReplica",
         rejected={"spec.rebalance.maxStepGPUs": 4},

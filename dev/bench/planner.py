@@ -202,12 +202,14 @@ def search(gpus: int, model: str, bound: str) -> dict[str, Any]:
 
 
 STAGES = {
-    "screening": "_screen",
-    "quickAndFull": "_race",
+    "screening": "line_up",
+    "quickAndFull": "winners",
     "synchronous": "synchronous",
-    "neighbours": "_neighbours",
-    "lengthSweep": "_length_sweep",
+    "oneStepOff": "one_step_off",
+    "neighbours": "neighbours",
+    "lengthSweep": "length_sweep",
     "elasticity": "elasticity",
+    "pareto": "pareto",
 }
 """Functions of ``rljob_planner.search`` whose time is told apart."""
 

@@ -1,37 +1,56 @@
-"""What surrounds the best split: its neighbours, the best at other lengths, what would help most, and staying synchronous.
+"""What surrounds the best split: lock-step alternatives, neighbours, other lengths, the price of fresh samples, what would help most.
 
-A number alone convinces nobody. These are the questions that a person asks next, each answered by the same simulation.
+A number alone convinces nobody. These are the questions that a person asks next, each answered by the same simulation, and as far
+as possible by runs that the race has made already.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 from rljob_planner.calibrate import Calibration
+from rljob_planner.closedform import predict
+from rljob_planner.errors import PlanningError
 from rljob_planner.evaluation import full_steps, quick_steps, simulated, slice_of, warmup_steps
 from rljob_planner.job import Job
-from rljob_planner.layouts import Space
+from rljob_planner.layouts import Layout, Space
 from rljob_planner.lengths import LengthDistribution
-from rljob_planner.outcome import Elasticity, Evaluation
-from rljob_planner.screen import screened
+from rljob_planner.outcome import Elasticity, Evaluation, ParetoPoint, SweepPoint
+from rljob_planner.race import Race, front, line_up
+from rljob_planner.screen import Screened, judged, most_in_flight, screened
 from rljob_planner.simulate import SimulationStalled, simulate
 from rljob_planner.split import Split
+
+T = TypeVar("T")
 
 SWEEP_FACTORS = (0.5, 1.0, 2.0, 4.0, 8.0)
 """Mean response lengths of the sweep, relative to the job's."""
 
 _NUDGE = 1.1
 _MOST_SYNCHRONOUS_STEPS = 40
+_CLOSE = 0.03
+"""Share of the period by which the formulas may err between two lock-step splits or two lengths' front runners."""
+_PARETO_CAPS = (1.0, 0.7, 0.5, 0.36, 0.25, 0.18, 0.12)
+_PARETO_LAYOUTS, _PARETO_RUNS = 4, 4
+_SAME_PERIOD, _SAME_STALENESS = 0.004, 0.03
+"""Differences below which two points of the Pareto front are one."""
 
 
-def neighbour_splits(job: Job, space: Space, best: Split, calibration: Calibration, steps: int) -> list[Split]:
-    """The splits with one trainer fewer and one more, as far as they are possible, each with its own cap."""
+def neighbours(race: Race, space: Space, best: Split) -> list[Evaluation]:
+    """The splits with one trainer fewer and one more, as far as they are possible, each with the best cap that is known."""
     width, trainers = best.samplers.gpus_per_replica, best.trainers.replicas
-    found: list[Split] = []
+    found: list[Evaluation] = []
     for count in (trainers - 1, trainers + 1):
         layout = space.layout(width, count) if count in space.trainer_counts(width) else None
-        if layout is not None:
-            found.append(screened(job, layout, calibration, steps).split)
+        if layout is None:
+            continue
+        known = race.best_known(layout.split(race.job.group))
+        split = known.split if known else screened(race.job, layout, race.calibration, race.run_steps).split
+        quick = race.within_limit(split, quick_steps(race.job))
+        better = quick if known else race.raised(quick, quick_steps(race.job))
+        found.append(race.within_limit(better.split, full_steps(race.job)))
     return found
 
 
@@ -48,7 +67,7 @@ def synchronous(job: Job, space: Space, best: Split, calibration: Calibration, s
     divided = next((d for count in range(most, 0, -1) if (d := space.trainers(count)) is not None), None)
     if divided is None:
         return None
-    found: list[Evaluation] = []
+    splits: list[Split] = []
     for width in space.widths:
         if per_trainer % width:
             continue
@@ -60,14 +79,98 @@ def synchronous(job: Job, space: Space, best: Split, calibration: Calibration, s
                 "max_running": space.max_running(),
             }
         )
-        split = Split(mode="sync", samplers=samplers, trainers=divided, in_flight=job.batch)
-        steps = min(_MOST_SYNCHRONOUS_STEPS, quick_steps(job))
-        found.append(simulated(job, split, calibration, steps=steps, seed=seed))
-    return min(found, key=lambda e: e.period_s, default=None)
+        splits.append(Split(mode="sync", samplers=samplers, trainers=divided, in_flight=job.batch))
+    return _best_in_lock_step(job, splits, calibration, seed)
+
+
+def one_step_off(job: Job, layouts: Iterable[Layout], calibration: Calibration, seed: int) -> Evaluation | None:
+    """Samplers make the next batch while the trainer takes the last one: the best layout; None where there is none.
+
+    Every sample that is trained is one version old.
+    """
+    splits = [layout.split(job.batch, "one-step-off") for layout in layouts]
+    return _best_in_lock_step(job, splits, calibration, seed)
+
+
+def _best_in_lock_step(job: Job, splits: Sequence[Split], calibration: Calibration, seed: int) -> Evaluation | None:
+    """Lock-step periods follow from formulas to a few percent; what they put close to the front is simulated."""
+
+    def period_s(split: Split) -> float:
+        return predict(job.simulation_input(split, calibration, steps=3, warmup=1)).period_s
+
+    found = sorted(((period_s(split), at, split) for at, split in enumerate(splits)), key=lambda f: f[:2])
+    close = [split for s, _, split in found[:2] if s <= found[0][0] * (1.0 + _CLOSE)]
+    steps = min(_MOST_SYNCHRONOUS_STEPS, quick_steps(job))
+    runs = [simulated(job, split, calibration, steps=steps, seed=seed) for split in close]
+    return min(runs, key=lambda e: e.period_s, default=None)
+
+
+def length_sweep(race: Race, space: Space, best: Evaluation) -> tuple[SweepPoint, ...]:
+    """The best split at other mean lengths under the same cap; a length that nothing fits is left out.
+
+    A quick simulation or two each: this is a map of where the optimum goes, not a plan to act on.
+    """
+    found: list[SweepPoint] = []
+    for factor in SWEEP_FACTORS:
+        if factor == 1.0:
+            found.append(SweepPoint(factor, best.split, best.period_s, race.job.lengths.mean()))
+            continue
+        job = race.job.with_lengths(race.job.lengths.scaled(factor))
+        other = Race(job, race.calibration, race.run_steps, race.seed)
+        try:
+            ahead = [s for s in line_up(other, Space(job, space.rooms, space.keep))[:2] if not s.reason]
+        except PlanningError:
+            continue
+        close = [s for s in ahead if other.cost_of(s) <= other.cost_of(ahead[0]) * (1.0 + _CLOSE)]
+        quick = [other.within_limit(s.split, quick_steps(job)) for s in close]
+        if quick and not min(quick, key=other.rank).reason:
+            winner = min(quick, key=other.rank)
+            found.append(SweepPoint(factor, winner.split, winner.period_s, job.lengths.mean()))
+    return tuple(found)
+
+
+def pareto(race: Race, layouts: Sequence[Screened], others: Iterable[Evaluation | None]) -> tuple[ParetoPoint, ...]:
+    """What fresher samples cost: no split that was looked at is both faster and less stale than one of these; the freshest first.
+
+    Formulas choose a few lower caps to simulate; every run of the race counts too, and ``others`` (the lock-step modes).
+    """
+    job, calibration = race.job, race.calibration
+    grid: list[Screened] = []
+    for one in front(race, layouts, _PARETO_LAYOUTS):
+        most = most_in_flight(job, one.layout)
+        caps = {max(job.group, int(most * share) // job.group * job.group) for share in _PARETO_CAPS}
+        grid += [judged(job, one.layout, cap, calibration, race.run_steps) for cap in sorted(caps)]
+    chosen = _undominated([(s.staleness_mean, s.period_s, s) for s in grid if not s.reason])
+    thin = chosen if len(chosen) <= _PARETO_RUNS else chosen[:: -(-len(chosen) // _PARETO_RUNS)]
+    for s in thin:
+        race.evaluation(s.split, quick_steps(job))
+    runs = [*race.runs(), *(e for e in others if e is not None)]
+    limit = job.spec.staleness.mean_limit
+    feasible = [e for e in runs if not e.reason and (e.split.mode == "async" or e.staleness.mean <= limit)]
+    front_runs = _undominated([(e.staleness.mean, e.period_s, e) for e in feasible])
+    return tuple(ParetoPoint(e.split, e.period_s, e.staleness.mean, e.staleness.ratio_variance) for e in front_runs)
+
+
+def _undominated(points: Sequence[tuple[float, float, T]]) -> list[T]:
+    """Those of (staleness, period, what) that nothing beats in both, by rising staleness; of near equals the fresher one."""
+    found: list[T] = []
+    fastest_s, oldest = math.inf, -math.inf
+    for staleness, period_s, what in sorted(points, key=lambda p: p[:2]):
+        if period_s >= fastest_s * (1.0 - _SAME_PERIOD):
+            continue
+        if staleness - oldest < _SAME_STALENESS and found:
+            found.pop()
+        found.append(what)
+        fastest_s, oldest = period_s, staleness
+    return found
 
 
 def elasticity(job: Job, best: Evaluation, calibration: Calibration, seed: int) -> Elasticity:
-    """The slopes d ln period / d ln x at the best split: central differences under the same random numbers."""
+    """The slopes d ln period / d ln x at the best split: central differences under the same random numbers.
+
+    Where decoding, training and weight loading are all that takes time, a job in which all three take twice as long is the same job
+    with another clock; so the slope of training follows from the other two.
+    """
     warmup = warmup_steps(job)
     steps = full_steps(job) // 2
 
@@ -89,10 +192,15 @@ def elasticity(job: Job, best: Evaluation, calibration: Calibration, seed: int) 
         return math.log(periods_s[1] / periods_s[0]) / (2.0 * math.log(_NUDGE))
 
     tails = _tails(job)
+    decode, sync = slope(vary="decode_speed"), slope(vary="sync_time")
+    if decode is not None and sync is not None and job.spec.workload.environment is None:
+        train: float | None = -1.0 - decode + sync
+    else:
+        train = slope(vary="train_speed")
     return Elasticity(
-        decode=slope(vary="decode_speed"),
-        train=slope(vary="train_speed"),
-        sync=slope(vary="sync_time"),
+        decode=decode,
+        train=train,
+        sync=sync,
         tail=None if tails is None else slope(tails),
     )
 

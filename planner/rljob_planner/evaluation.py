@@ -19,7 +19,7 @@ from rljob_planner.calibrate import Calibration
 from rljob_planner.closedform import predict
 from rljob_planner.errors import PlanningError
 from rljob_planner.job import Job
-from rljob_planner.outcome import Evaluation, Period, Staleness
+from rljob_planner.outcome import RATIO_VARIANCE, Evaluation, Period, Staleness, ratio_variance
 from rljob_planner.screen import may_run_away, over_limit, runs_away
 from rljob_planner.simulate import SimulationInput, SimulationResult, SimulationStalled, TrainCost, simulate
 from rljob_planner.split import Split
@@ -27,7 +27,7 @@ from rljob_planner.split import Split
 MOST_BATCH_SAMPLES_PER_GPU = 2048
 """Largest training batch that is planned for, by GPU of the budget; real ones have less than a tenth of it."""
 
-SLICE_SAMPLES = 4096
+SLICE_SAMPLES = 2048
 """Batches of twice this size and more are simulated as a slice of about this size."""
 
 BUSY = 0.95
@@ -35,7 +35,10 @@ BUSY = 0.95
 WAITING = 0.90
 """Share of time up to which the trainer waits for samplers."""
 
-_LONG_SAMPLES, _SHORT_SAMPLES = 100_000, 36_000
+ALL_IN_USE = 0.95
+"""Share of the sandboxes in use from which on they are what samplers wait for."""
+
+_LONG_SAMPLES, _SHORT_SAMPLES = 72_000, 24_000
 _BLOCKS = 8
 _RUNAWAY_BATCHES = 3
 """Batches in a queue without an end from which on it counts as growing and not as fluctuating."""
@@ -75,11 +78,18 @@ def check_simulable(job: Job) -> None:
 
 
 def simulated(
-    job: Job, split: Split, calibration: Calibration, *, steps: int, seed: int, run_steps: int | None = None
+    job: Job,
+    split: Split,
+    calibration: Calibration,
+    *,
+    steps: int,
+    seed: int,
+    run_steps: int | None = None,
+    sandboxes: bool = True,
 ) -> Evaluation:
     """A split over so many steps after the warm-up; ``run_steps``: those of the run, over which an endless queue grows.
 
-    Raises PlanningError ``InvalidSplit`` for a split that contradicts the job.
+    Without ``sandboxes`` there is no limit of environments that may run at once. Raises PlanningError ``InvalidSplit`` for a split that contradicts the job.
     """
     if split.mode == "async" and split.in_flight < job.group:
         raise PlanningError(
@@ -89,7 +99,7 @@ def simulated(
         )
     warmup = warmup_steps(job)
     inp = job.simulation_input(split, calibration, steps=steps + warmup, warmup=warmup, seed=seed)
-    part = slice_of(inp)
+    part = slice_of(inp if sandboxes else replace(inp, sandboxes=None))
     try:
         result = simulate(part, rho=predict(inp).rho if split.mode == "async" and not may_run_away(job) else None)
     except SimulationStalled as error:
@@ -123,7 +133,7 @@ def slice_of(inp: SimulationInput) -> SimulationInput:
     groups = max(1, round(inp.prompts_per_step * share))
     batch = inp.prompts_per_step / groups
     cap = inp.in_flight_cap
-    queue = inp.queue_capacity
+    queue, sandboxes = inp.queue_capacity, inp.sandboxes
     return replace(
         inp,
         replicas=replicas,
@@ -131,6 +141,7 @@ def slice_of(inp: SimulationInput) -> SimulationInput:
         train=TrainCost(inp.train.per_step_s, inp.train.per_token_s * batch, inp.train.per_token_squared_s * batch),
         in_flight_cap=None if cap is None else max(inp.samples_per_prompt, round(cap * share)),
         queue_capacity=None if queue is None else max(groups, round(queue * share)),
+        sandboxes=None if sandboxes is None else max(1, round(sandboxes * share)),
     )
 
 
@@ -146,14 +157,16 @@ def _evaluation(
     reason = over_limit(job, mean)
     if drops and result.staleness.max > limit:
         reason = f"a trained sample was {result.staleness.max} versions old, over the limit of {limit}"
+    variance = job.spec.staleness.ratio_variance
+    ratios = ratio_variance(result.staleness.histogram, RATIO_VARIANCE if variance is None else variance, further=drift)
     wasted, trained = float(result.wasted_tokens), result.tokens_per_second * result.elapsed_s
     return Evaluation(
         split=split,
         period=_spread(result, share),
         period_error=_relative_error(result),
-        staleness=Staleness(mean, result.staleness.p95 + drift, result.staleness.max + drift),
+        staleness=Staleness(mean, result.staleness.p95 + drift, result.staleness.max + drift, ratios),
         rho=result.rho,
-        bottleneck=_bottleneck(split.mode, result),
+        bottleneck=_bottleneck(job, split.mode, result, result.environment_samples / share),
         sampler_utilization=result.sampler_utilization,
         trainer_utilization=result.trainer_utilization,
         mean_running=result.mean_running / share,
@@ -162,6 +175,8 @@ def _evaluation(
         kv_utilization=result.kv_utilization,
         wasted_fraction=wasted / max(1.0, wasted + trained),
         tokens_per_second=result.tokens_per_second / share,
+        environment_samples=result.environment_samples / share,
+        sandbox_wait_s=result.sandbox_wait_s,
         within_staleness=not reason,
         reason=reason,
     )
@@ -173,7 +188,7 @@ def _stalled(split: Split, why: str) -> Evaluation:
         split=split,
         period=Period(forever, forever, forever, forever),
         period_error=0.0,
-        staleness=Staleness(forever, forever, forever),
+        staleness=Staleness(forever, forever, forever, forever),
         rho=math.nan,
         bottleneck="balanced",
         sampler_utilization=0.0,
@@ -184,6 +199,8 @@ def _stalled(split: Split, why: str) -> Evaluation:
         kv_utilization=0.0,
         wasted_fraction=0.0,
         tokens_per_second=0.0,
+        environment_samples=0.0,
+        sandbox_wait_s=0.0,
         within_staleness=False,
         reason=f"the run never ends: {why}",
     )
@@ -205,10 +222,16 @@ def _relative_error(result: SimulationResult) -> float:
     return float(blocks.std(ddof=1)) / math.sqrt(_BLOCKS) / result.period.mean
 
 
-def _bottleneck(mode: str, result: SimulationResult) -> str:
-    """The side that the other waits for, by what was seen: staleness bounds and weight loading throttle samplers too."""
+def _bottleneck(job: Job, mode: str, result: SimulationResult, environment_samples: float) -> str:
+    """The side that the other waits for, by what was seen: staleness bounds and weight loading throttle samplers too.
+
+    Samplers whose samples wait for a sandbox are not what is short.
+    """
     if mode == "sync":
         return "samplers" if result.trainer_utilization < 0.5 else "trainers"
     if result.trainer_utilization >= BUSY:
         return "trainers"
+    limit = job.sandbox_limit
+    if limit is not None and environment_samples >= ALL_IN_USE * limit:
+        return "sandboxes"
     return "samplers" if result.trainer_utilization <= WAITING else "balanced"

@@ -104,6 +104,11 @@ class Job:
         return self.spec.workload.samples_per_prompt
 
     @property
+    def sandbox_limit(self) -> int | None:
+        """Environments that may run at once; None: no limit, or no environments."""
+        return None if self.spec.sandbox is None else self.spec.sandbox.max_replicas
+
+    @property
     def most_in_flight(self) -> int:
         """Samples in flight beyond which more can only age: those of the version in training and of all that staleness admits."""
         return (self.spec.staleness.max + 1) * self.batch
@@ -189,7 +194,7 @@ class Job:
     ) -> SimulationInput:
         """What the simulator needs to run this split; the last three vary one thing for elasticities."""
         spec, tensor_parallel = self.spec, split.samplers.tensor_parallel
-        queue = spec.queue
+        queue, environment = spec.queue, spec.workload.environment
         return SimulationInput(
             mode=split.mode,
             replicas=split.samplers.replicas,
@@ -212,6 +217,10 @@ class Job:
             steps=steps,
             warmup=warmup,
             seed=seed,
+            turns=1 if environment is None else environment.turns,
+            turn_s=0.0 if environment is None else environment.seconds_per_turn,
+            turn_cv=0.0 if environment is None else environment.cv,
+            sandboxes=self.sandbox_limit,
         )
 
     def usd_per_hour(self, split: Split) -> float | None:

@@ -6,13 +6,15 @@ confidence.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rljob_planner.split import Split
 
 if TYPE_CHECKING:
-    from rljob_planner._plan_json import CandidateJson, SplitJson
+    from rljob_planner.sandboxes import Sandboxes
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,8 @@ class Staleness:
     mean: float
     p95: float
     max: float
+    ratio_variance: float
+    """Variance of the importance ratios of trained samples: mean of e^(σ²·s) − 1 over their staleness s (``ratio_variance``)."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,7 @@ class Evaluation:
     staleness: Staleness
     rho: float
     bottleneck: str
-    """``samplers``, ``trainers`` or ``balanced``."""
+    """``samplers``, ``trainers``, ``balanced``, or ``sandboxes`` where too few environments gate the samplers."""
     sampler_utilization: float
     trainer_utilization: float
     mean_running: float
@@ -64,6 +68,10 @@ class Evaluation:
     wasted_fraction: float
     """Share of generated response tokens that no step consumed because their groups were dropped."""
     tokens_per_second: float
+    environment_samples: float
+    """Mean samples in their environment: sandboxes in use."""
+    sandbox_wait_s: float
+    """Mean seconds that a sample waits for a sandbox, each time that it needs one."""
     within_staleness: bool
     """Whether what the bound promises holds: max ≤ limit for ``drop``, mean ≤ limit otherwise."""
     reason: str = ""
@@ -87,6 +95,27 @@ class Candidate:
     reason: str
     """Why it was rejected, or what it loses against the best; empty for the best."""
     simulated: bool = False
+    ratio_variance: float | None = None
+    """Variance of importance ratios; None if it was not simulated."""
+
+
+@dataclass(frozen=True)
+class LockStep:
+    """A lock-step alternative to the best asynchronous split."""
+
+    evaluation: Evaluation
+    run_time: RunTime
+    cost: float | None
+
+
+@dataclass(frozen=True)
+class ParetoPoint:
+    """A split that no other beats in both period and staleness."""
+
+    split: Split
+    period_s: float
+    staleness_mean: float
+    ratio_variance: float
 
 
 @dataclass(frozen=True)
@@ -96,6 +125,8 @@ class SweepPoint:
     factor: float
     split: Split
     period_s: float
+    mean_tokens: float
+    """Mean response length there; less than the factor says where the cap cuts."""
 
 
 @dataclass(frozen=True)
@@ -122,19 +153,17 @@ class Plan:
     split: Split
     """The best asynchronous split."""
     mode: str
-    """``async``, or ``sync`` if time-sharing all GPUs is better."""
+    """The best way to run: ``async``; ``sync`` if time-sharing all GPUs is better; ``one-step-off``."""
     period: Period
     staleness: Staleness
     run_time: RunTime
     """Of the best asynchronous split, seconds."""
     cost: float | None
     """US dollars for the remaining steps, None if a GPU has no known price."""
-    synchronous: Evaluation | None
-    """All GPUs first sample and then train; None if that is not possible or was not asked for."""
-    synchronous_run_time: RunTime | None
-    synchronous_cost: float | None
+    lock_steps: Mapping[str, LockStep]
+    """By mode, ``sync`` and ``one-step-off``: the best of each; one that is impossible or was not asked for is not there."""
     bottleneck: str
-    """``samplers``, ``trainers`` or ``balanced``."""
+    """``samplers``, ``trainers``, ``sandboxes`` or ``balanced``."""
     confidence: float | None
     """Relative residual of the calibrated model; None until something was measured."""
     candidates: tuple[Candidate, ...]
@@ -149,6 +178,24 @@ class Plan:
     evaluation: Evaluation
     notes: tuple[str, ...] = ()
     """What the reader should know besides, in sentences."""
+    pareto: tuple[ParetoPoint, ...] = ()
+    """What fresher samples cost: the freshest first, each faster than those before it."""
+    sandboxes: Sandboxes | None = None
+    """What environments need; None for a job without them."""
+
+    @property
+    def synchronous(self) -> Evaluation | None:
+        """All GPUs first sample and then train; None if that is not possible or was not asked for."""
+        return self._lock_step("sync")
+
+    @property
+    def one_step_off(self) -> Evaluation | None:
+        """Samplers make the next batch while the trainer takes the last one; None if it was not asked for."""
+        return self._lock_step("one-step-off")
+
+    def _lock_step(self, mode: str) -> Evaluation | None:
+        found = self.lock_steps.get(mode)
+        return None if found is None else found.evaluation
 
     @property
     def synchronous_period(self) -> float | None:
@@ -156,62 +203,40 @@ class Plan:
         return None if self.synchronous is None else self.synchronous.period.mean
 
     @property
+    def one_step_off_period(self) -> float | None:
+        """Mean period in seconds if the trainer always takes the batch of the version before; None if it was not asked for."""
+        return None if self.one_step_off is None else self.one_step_off.period.mean
+
+    @property
     def speedup(self) -> float | None:
         """Synchronous over asynchronous period: below 1 staying synchronous is faster."""
         return None if self.synchronous is None else self.synchronous.period.mean / self.period.mean
 
     def to_json(self) -> dict[str, Any]:
-        """The object of ``rljob plan -o json``; times in seconds. In mode ``sync`` its split is the synchronous one."""
-        from rljob_planner import _plan_json as as_json
-        from rljob_planner._simulation_json import PeriodJson
+        """The object of ``rljob plan -o json``; times in seconds. In a lock-step mode its split is that mode's."""
+        from rljob_planner._plan_json import plan_json
 
-        chosen, run_time, cost = self.evaluation, self.run_time, self.cost
-        if self.mode == "sync" and self.synchronous is not None and self.synchronous_run_time is not None:
-            chosen, run_time, cost = self.synchronous, self.synchronous_run_time, self.synchronous_cost
-        elasticity = self.elasticity
-        return as_json.PlanJson(
-            split=_split_json(chosen.split),
-            period=PeriodJson(**vars(chosen.period)),
-            staleness=as_json.PlanStalenessJson(**vars(chosen.staleness)),
-            run_time=as_json.RunTimeJson(**vars(run_time)),
-            cost=cost,
-            synchronous_period=self.synchronous_period,
-            speedup=self.speedup,
-            bottleneck=chosen.bottleneck,
-            confidence=self.confidence,
-            candidates=tuple(_candidate_json(candidate) for candidate in self.candidates),
-            neighbours=tuple(_candidate_json(candidate) for candidate in self.neighbours),
-            length_sweep=tuple(
-                as_json.SweepJson(factor=point.factor, split=_split_json(point.split), period=point.period_s)
-                for point in self.length_sweep
-            ),
-            elasticity=None if elasticity is None else as_json.ElasticityJson(**vars(elasticity)),
-        ).model_dump(by_alias=True, mode="json")
+        return plan_json(self)
 
 
-def _candidate_json(candidate: Candidate) -> CandidateJson:
-    from rljob_planner._plan_json import CandidateJson
-
-    return CandidateJson(
-        split=_split_json(candidate.split),
-        period=candidate.period_s,
-        staleness=candidate.staleness_mean,
-        feasible=candidate.feasible,
-        reason=candidate.reason,
-    )
+RATIO_VARIANCE = 0.05
+"""Variance σ² of the log importance ratio of a sample that one policy version adds, where nobody has measured it: an assumption."""
 
 
-def _split_json(split: Split) -> SplitJson:
-    from rljob_planner._plan_json import SamplersJson, SplitJson, TrainersJson
+def ratio_variance(histogram: Sequence[int], per_version: float = RATIO_VARIANCE, further: float = 0.0) -> float:
+    """Variance of importance ratios: mean of e^(σ²·s) − 1 over a histogram of staleness s, ln ratio normal with variance σ²·s.
 
-    s, t = split.samplers, split.trainers
-    return SplitJson(
-        mode=split.mode,
-        samplers=SamplersJson(
-            replicas=s.replicas, gpus_per_replica=s.gpus_per_replica, tensor_parallel=s.tensor_parallel
-        ),
-        trainers=TrainersJson(
-            replicas=t.replicas, gpus_per_replica=t.gpus_per_replica, dp=t.dp, tp=t.tp, pp=t.pp, ep=t.ep
-        ),
-        in_flight=split.in_flight,
-    )
+    ``further`` versions are added to every sample's staleness.
+    """
+    total = sum(histogram)
+    powers = (count * math.expm1(min(500.0, per_version * (s + further))) for s, count in enumerate(histogram))
+    return sum(powers) / total if total else math.nan
+
+
+def two_digits(fraction: float) -> str:
+    """A relative difference with its sign and two significant digits, such as ``+8.1%`` or ``+140%``: it is no surer than that."""
+    percent = 100.0 * fraction
+    if percent == 0.0 or not math.isfinite(percent):
+        return f"{percent:+.0f}%"
+    digits = max(0, 1 - math.floor(math.log10(abs(percent))))
+    return f"{round(percent, 1 - math.floor(math.log10(abs(percent)))):+.{digits}f}%"

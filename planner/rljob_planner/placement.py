@@ -18,6 +18,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from rljob_planner.errors import PlanningError
+
+USUAL_GPUS_PER_NODE = 8
+
 _IMPOSSIBLE = -(1 << 40)
 
 
@@ -105,8 +109,20 @@ def rooms_of(nodes: str, accelerator: str | None = None) -> tuple[Room, ...]:
     return tuple(rooms)
 
 
-def default_rooms(gpus: int, accelerator: str | None = None, gpus_per_node: int = 8) -> tuple[Room, ...]:
-    """The budget in nodes of eight GPUs, the last of them with what remains."""
-    full, rest = divmod(gpus, gpus_per_node)
-    sizes = [gpus_per_node] * full + ([rest] if rest else [])
-    return tuple(Room(f"node-{i}", size, accelerator) for i, size in enumerate(sizes))
+def default_rooms(gpus: int, accelerator: str | None = None, gpus_per_node: int | None = None) -> tuple[Room, ...]:
+    """The budget in nodes of as many GPUs as this accelerator's have (8 if that is not known), the last of them with what remains."""
+    size = gpus_per_node or _gpus_per_node(accelerator)
+    full, rest = divmod(gpus, size)
+    sizes = [size] * full + ([rest] if rest else [])
+    return tuple(Room(f"node-{i}", free, accelerator) for i, free in enumerate(sizes))
+
+
+def _gpus_per_node(accelerator: str | None) -> int:
+    from rljob_planner.hardware import gpu
+
+    if accelerator is None:
+        return USUAL_GPUS_PER_NODE
+    try:
+        return gpu(accelerator).gpus_per_node
+    except PlanningError:
+        return USUAL_GPUS_PER_NODE

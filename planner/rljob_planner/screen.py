@@ -4,18 +4,23 @@ The closed form takes the sharper of two limits, samplers or trainer, which is r
 waits for the other now and then, so a smooth maximum takes its place: it keeps the search from choosing layouts that are
 only good on average.
 
-More in flight never makes rollout slower, but staler. So a layout gets the smallest cap that costs next to no time, and where
-staleness depends on the cap (bounds ``none``, ``hold`` and ``drop``), the largest that keeps to the limit.
+More in flight never makes rollout slower, but staler. So a layout gets the smallest cap that costs next to no time among those
+that keep staleness to its limit. Under ``none`` and ``admission`` that is a short walk down from the largest cap; under ``hold``
+and ``drop`` more in flight also waits or wastes more, so caps of all sizes are compared.
+
+Most layouts of a large budget are far from the best whatever their cap. A bound only ever slows a job down, so the period without
+one is a floor: a layout whose floor is hopeless is not looked at any further.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from rljob_planner.api.spec import Bound
 from rljob_planner.calibrate import Calibration
-from rljob_planner.closedform import predict
+from rljob_planner.closedform import ClosedForm, predict
 from rljob_planner.job import Job
 from rljob_planner.layouts import Layout
 from rljob_planner.split import Split
@@ -23,8 +28,13 @@ from rljob_planner.split import Split
 _SHARPNESS = 12.0
 """Exponent of the smooth maximum: 6 % above the limit at balance, under 1 % where the sides differ by a fifth."""
 _CAP_SHARES = (1.0, 0.85, 0.7, 0.58, 0.48, 0.4, 0.33, 0.27, 0.2, 0.14, 0.1, 0.06)
+_LESS = 0.85
+"""Of a cap, the next lower one that is tried."""
 _NEXT_TO_NO_TIME = 1.005
 _CLEARLY_SLOWER = 1.2
+_CAP_TRIES = 6
+_QUEUED_VERSIONS = 0.75
+"""Versions of staleness, about, that do not depend on the cap."""
 
 TOLERANCE = 0.05
 """Versions by which a simulated mean may be over the limit: its own noise, where a bound keeps it exactly at the limit."""
@@ -40,6 +50,8 @@ class Screened:
     staleness_mean: float
     reason: str
     """Why it is not feasible; empty if it is."""
+    floor: bool = False
+    """Whether the period is only the least that is possible: a hopeless layout, whose cap was not looked for (its staleness is NaN)."""
 
 
 def may_run_away(job: Job) -> bool:
@@ -83,13 +95,25 @@ def judged(job: Job, layout: Layout, in_flight: int, calibration: Calibration, s
     """A layout with this cap, by formulas."""
     split = layout.split(in_flight)
     found = predict(job.simulation_input(split, calibration, steps=3, warmup=1))
+    staleness = found.mean_staleness + runs_away(job, found.rollout_rate, found.period_s, 0.5 * steps)
+    return Screened(layout, split, _smooth_period_s(job, found), staleness, over_limit(job, staleness))
+
+
+def _smooth_period_s(job: Job, found: ClosedForm) -> float:
+    """The period of the closed form, longer where both sides are about as fast."""
     step_s, rollout_s = job.batch / found.train_rate, job.batch / found.rollout_rate
     if found.period_s > step_s:
         rollout_s = max(rollout_s, found.period_s)
     ratio = min(step_s, rollout_s) / max(step_s, rollout_s)
-    period_s = found.period_s * (1.0 + ratio**_SHARPNESS) ** (1.0 / _SHARPNESS)
-    staleness = found.mean_staleness + runs_away(job, found.rollout_rate, found.period_s, 0.5 * steps)
-    return Screened(layout, split, period_s, staleness, over_limit(job, staleness))
+    return float(found.period_s * (1.0 + ratio**_SHARPNESS) ** (1.0 / _SHARPNESS))
+
+
+def floor(job: Job, layout: Layout, calibration: Calibration) -> Screened:
+    """The shortest period that a layout can have: without a bound, and with all that its samplers can run."""
+    split = layout.split(most_in_flight(job, layout))
+    inp = job.simulation_input(split, calibration, steps=3, warmup=1)
+    period_s = predict(replace(inp, bound="none")).period_s
+    return Screened(layout, split, period_s, math.nan, "", floor=True)
 
 
 def screened(
@@ -97,28 +121,69 @@ def screened(
     layout: Layout,
     calibration: Calibration,
     steps: int,
-    hopeless: Callable[[Screened], bool] = lambda found: False,  # noqa: ARG005
+    hopeless: Callable[[Screened], bool] | None = None,
 ) -> Screened:
     """A layout with its best cap, by formulas.
 
-    ``hopeless`` says of a layout with the cap that makes it fastest that nobody will want it, so that its cap need not be refined.
+    ``hopeless`` says of a layout at its floor that nobody will want it, so that its cap need not be looked for.
     """
+    if hopeless is not None and hopeless(least := floor(job, layout, calibration)):
+        return least
+
+    def at(cap: float) -> Screened:
+        return judged(job, layout, max(job.group, round(cap / job.group) * job.group), calibration, steps)
+
     most = most_in_flight(job, layout)
-    best = judged(job, layout, most, calibration, steps)
-    # Under hold and drop more in flight waits or wastes more, so the largest cap need not be the fastest.
-    if not best.reason and job.spec.staleness.bound in (Bound.NONE, Bound.ADMISSION) and hopeless(best):
-        return best
-    caps = sorted({max(job.group, round(most * s / job.group) * job.group) for s in _CAP_SHARES}, reverse=True)
+    if job.spec.staleness.bound in (Bound.NONE, Bound.ADMISSION):
+        return _economical(job, at, _within_limit(job, at, most))
+    return _best_of(at, [most * share for share in _CAP_SHARES])
+
+
+def _within_limit(job: Job, at: Callable[[float], Screened], most: int) -> Screened:
+    """About the largest cap that keeps to the limit; the least stale that was tried if none does.
+
+    Staleness follows the cap nearly in a line, so that a cap over the limit says about where the limit is.
+    """
+    best = at(most)
+    for _ in range(_CAP_TRIES):
+        if not best.reason or best.split.in_flight <= job.group:
+            break
+        allowed = (job.spec.staleness.mean_limit - _QUEUED_VERSIONS) / max(0.1, best.staleness_mean - _QUEUED_VERSIONS)
+        cap = min(best.split.in_flight * min(0.97, max(0.2, allowed)), best.split.in_flight - job.group)
+        other = at(cap)
+        if other.reason and other.staleness_mean >= best.staleness_mean:
+            break
+        best = other
+    return best
+
+
+def _economical(job: Job, at: Callable[[float], Screened], best: Screened) -> Screened:
+    """The smallest cap that costs next to no time."""
+    fastest_s = best.period_s
+    while not best.reason and best.split.in_flight * _LESS >= job.group:
+        other = at(best.split.in_flight * _LESS)
+        if other.reason or other.split == best.split or other.period_s > fastest_s * _NEXT_TO_NO_TIME:
+            break
+        best = other
+    return best
+
+
+def _best_of(at: Callable[[float], Screened], caps: Sequence[float]) -> Screened:
+    """The best of these caps, largest first; the smallest of those that are as fast."""
+    best = at(caps[0])
     fastest_s = None if best.reason else best.period_s
-    for cap in caps:
-        other = judged(job, layout, cap, calibration, steps)
+    tried = {best.split.in_flight}
+    for cap in caps[1:]:
+        other = at(cap)
+        if other.split.in_flight in tried:
+            continue
+        tried.add(other.split.in_flight)
         if other.reason:
             if fastest_s is None and other.staleness_mean < best.staleness_mean:
                 best = other
             continue
         if fastest_s is None or other.period_s < fastest_s:
-            fastest_s = other.period_s
-            best = other
+            fastest_s, best = other.period_s, other
         elif other.period_s <= fastest_s * _NEXT_TO_NO_TIME:
             best = other
         elif other.period_s > fastest_s * _CLEARLY_SLOWER:

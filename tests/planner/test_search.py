@@ -43,8 +43,8 @@ def test_json_is_what_the_schema_and_the_documentation_say(full: Plan) -> None:
     said = json.loads(json.dumps(full.to_json(), allow_nan=False))
     jsonschema.validate(said, SCHEMA)
     assert list(said) == [
-        "split", "period", "staleness", "runTime", "cost", "synchronousPeriod", "speedup", "bottleneck", "confidence",
-        "candidates", "neighbours", "lengthSweep", "elasticity",
+        "split", "period", "staleness", "runTime", "cost", "synchronousPeriod", "oneStepOffPeriod", "speedup", "bottleneck",
+        "confidence", "candidates", "neighbours", "lengthSweep", "elasticity", "pareto", "sandboxes", "notes",
     ]  # fmt: skip
     assert list(said["split"]) == ["mode", "samplers", "trainers", "inFlight"]
     assert list(said["split"]["samplers"]) == ["replicas", "gpusPerReplica", "tensorParallel"]
@@ -113,7 +113,7 @@ def test_staying_synchronous_is_advice_beside_the_best_asynchronous_split() -> N
     assert sync.speedup < 1
     said = sync.to_json()
     assert said["split"]["mode"] == "sync"
-    assert said["period"]["mean"] == said["synchronousPeriod"] == sync.synchronous_period
+    assert said["period"]["mean"] == said["synchronousPeriod"] == pytest.approx(sync.synchronous_period, rel=1e-5)
     assert said["candidates"][0]["split"]["mode"] == "async"
 
 

@@ -23,8 +23,8 @@ SMALL = (ROOT / "crds" / "samples" / "math-short.yaml").read_text(encoding="utf-
 SCENARIOS = Path(rljob_planner.__file__).parent / "data" / "scenarios"
 
 PLAN_KEYS = [
-    "split", "period", "staleness", "runTime", "cost", "synchronousPeriod", "speedup", "bottleneck", "confidence", "candidates",
-    "neighbours", "lengthSweep", "elasticity",
+    "split", "period", "staleness", "runTime", "cost", "synchronousPeriod", "oneStepOffPeriod", "speedup", "bottleneck",
+    "confidence", "candidates", "neighbours", "lengthSweep", "elasticity", "pareto", "sandboxes", "notes",
 ]  # fmt: skip
 
 
@@ -69,7 +69,7 @@ def test_a_plans_json_has_the_promised_keys() -> None:
     assert list(found["split"]["samplers"]) == ["replicas", "gpusPerReplica", "tensorParallel"]
     assert list(found["split"]["trainers"]) == ["replicas", "gpusPerReplica", "dp", "tp", "pp", "ep"]
     assert list(found["period"]) == ["mean", "p10", "p50", "p90"]
-    assert list(found["staleness"]) == ["mean", "p95", "max"]
+    assert list(found["staleness"]) == ["mean", "p95", "max", "ratioVariance"]
     assert list(found["runTime"]) == ["p10", "p50", "p90"]
     assert list(found["candidates"][0]) == ["split", "period", "staleness", "feasible", "reason"]
     assert list(found["neighbours"][0]) == list(found["candidates"][0])
@@ -117,7 +117,7 @@ def test_a_job_that_should_stay_synchronous_hears_that_first() -> None:
     assert found["split"]["mode"] == "sync"
     assert found["speedup"] < 1
     assert found["period"]["mean"] == found["synchronousPeriod"]
-    assert found["staleness"] == {"mean": 0, "p95": 0, "max": 0}
+    assert found["staleness"] == {"mean": 0, "p95": 0, "max": 0, "ratioVariance": 0}
     assert found["candidates"][0]["split"]["mode"] == "async"
     report = run("plan", "-", text=text).stdout
     assert report.splitlines()[2].startswith("Stay synchronous")

@@ -102,6 +102,15 @@ SPEC_RULES: tuple[Rule, ...] = (
         holds=_max_step_allows,
         field="rebalance.maxStepGPUs",
     ),
+    Rule(
+        rule="!has(self.sandbox) || has(self.workload.environment)",
+        message=(
+            "sandbox says how many environments may run, but the job has none: describe workload.environment "
+            "(secondsPerTurn, turns), or leave sandbox out"
+        ),
+        holds=lambda spec: spec.sandbox is None or spec.workload.environment is not None,
+        field="sandbox",
+    ),
     _template_leaves_gpus("sampler"),
     _template_leaves_gpus("trainer"),
 )

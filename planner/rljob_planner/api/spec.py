@@ -15,13 +15,25 @@ from pydantic import Field
 
 from rljob_planner.api import rules
 from rljob_planner.api.base import ApiModel, Bool, Duration, Int, Percent, Rule, duration_s, percent_fraction
+from rljob_planner.api.nodes import Nodes, Toleration
 from rljob_planner.api.status import RLJobStatus
 from rljob_planner.api.template import Template
-from rljob_planner.api.workload import Bound, Overflow, PromptTokens, Queue, ResponseTokens, Staleness, Workload
+from rljob_planner.api.workload import (
+    Bound,
+    Environment,
+    Overflow,
+    PromptTokens,
+    Queue,
+    ResponseTokens,
+    Sandbox,
+    Staleness,
+    Workload,
+)
 
 __all__ = [
     "BatchRule",
     "Bound",
+    "Environment",
     "ExtraForward",
     "Metrics",
     "Model",
@@ -40,6 +52,7 @@ __all__ = [
     "ResponseTokens",
     "Rule",
     "Sampler",
+    "Sandbox",
     "Staleness",
     "Toleration",
     "Trainer",
@@ -105,35 +118,6 @@ class RebalanceMode(StrEnum):
     RECOMMEND = "Recommend"
     INITIAL = "Initial"
     AUTO = "Auto"
-
-
-class Toleration(ApiModel):
-    """A toleration of a pod, as in the core API."""
-
-    key: str | None = Field(default=None, max_length=317, description="Key of the taint; all keys if absent.")
-    operator: Literal["Exists", "Equal"] | None = Field(
-        default=None, description="How the value is compared; Equal if absent."
-    )
-    value: str | None = Field(default=None, max_length=63, description="Value of the taint, used with Equal.")
-    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = Field(
-        default=None, description="Effect of the taint; all effects if absent."
-    )
-    toleration_seconds: Int | None = Field(
-        default=None, description="How long a NoExecute taint is tolerated, in seconds; for ever if absent."
-    )
-
-
-class Nodes(ApiModel):
-    """The nodes that may run the job's pods."""
-
-    selector: dict[str, str] = Field(default_factory=dict, max_length=32, description="Labels that a node must carry.")
-    tolerations: tuple[Toleration, ...] = Field(default=(), max_length=32, description="Tolerations added to the pods.")
-    gpu_resource: str = Field(
-        default="nvidia.com/gpu",
-        min_length=1,
-        max_length=317,
-        description="The extended resource that counts GPUs; it can't change in a run.",
-    )
 
 
 class Model(ApiModel):
@@ -371,6 +355,9 @@ class RLJobSpec(ApiModel):
     )
     sampler: Sampler = Field(description="The fleet that generates rollouts.")
     trainer: Trainer = Field(description="The fleet that consumes samples and publishes policy versions.")
+    sandbox: Sandbox | None = Field(
+        default=None, description="The fleet of sandboxes that environments run in; without a limit if absent."
+    )
     rebalance: Rebalance = Field(
         default_factory=Rebalance, description="What the operator may do to the split, and how calm it must be."
     )

@@ -143,6 +143,28 @@ def _rising(quantiles: dict[str, int]) -> bool:
     return all(p == q or a > b or x < y for p, a, x in points for q, b, y in points)
 
 
+class Environment(ApiModel):
+    """What a sample does between its turns, in an agentic job: it leaves its decode slot and waits for its environment."""
+
+    seconds_per_turn: Number = Field(
+        ge=0.0,
+        le=86_400.0,
+        description="Mean seconds that a sample is in its environment between two turns, such as 2.5.",
+    )
+    turns: Int = Field(ge=2, le=1_000, description="Turns of a sample; its response tokens are those of all of them.")
+    cv: Number = Field(
+        default=0.0, ge=0.0, le=10.0, description="Standard deviation over mean of the seconds in the environment."
+    )
+
+
+class Sandbox(ApiModel):
+    """The fleet of sandboxes that environments run in."""
+
+    max_replicas: Int = Field(
+        ge=1, le=10_000_000, description="Environments that may run at once; a sample that finds none free waits."
+    )
+
+
 class Workload(ApiModel):
     """One training step's worth of work, and how many steps there are."""
 
@@ -155,6 +177,9 @@ class Workload(ApiModel):
             "The length distribution of responses at the start of the run: mean (with cv), quantiles or histogram. "
             "The operator learns how it moves."
         )
+    )
+    environment: Environment | None = Field(
+        default=None, description="What samples do between turns, in an agentic job; absent: one turn, no environment."
     )
 
     @property
@@ -184,6 +209,16 @@ class Staleness(ApiModel):
         description=(
             "The rule that the job's framework enforces. none: nothing; admission: a group starts only while its mean "
             "staleness stays within max; hold: the trainer waits before it publishes; drop: groups over max are discarded."
+        ),
+    )
+
+    ratio_variance: Number | None = Field(
+        default=None,
+        ge=0.0,
+        le=10.0,
+        description=(
+            "Variance of a sample's log importance ratio that one policy version adds, as measured; 0.05 is assumed if absent. "
+            "It is reported on and does not change the split."
         ),
     )
 
