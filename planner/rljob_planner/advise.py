@@ -72,9 +72,10 @@ class Compared:
         return self.measured / self.predicted if self.predicted else None
 
 
-def line(what: str, seen: Seen, unit: str = "", digits: int = 3) -> str:
+def line(what: str, seen: Seen, unit: str = "") -> str:
     """A quantity with its metric, as evidence."""
-    return f"{what} {seen.value:.{digits}g}{unit} ({seen.metric})"
+    value = f"{seen.value:,.0f}" if abs(seen.value) >= 1000 else f"{seen.value:.3g}"
+    return f"{what} {value}{unit} ({seen.metric})"
 
 
 def advice(seen: Observation, bound: Bound, shares: Mapping[str, float | None]) -> list[Advice]:
@@ -190,6 +191,6 @@ def compared(seen: Observation, expected: Expected) -> list[Compared]:
         off = measured.value - predicted
         meaning = ""
         if abs(off) > OFF * max(predicted, 1e-12):
-            meaning = _SLOW.get(field.name, "") if off > 0 else "less than the model says"
+            meaning = _SLOW.get(field.name, "") if off > 0 else "lower than the model says"
         found.append(Compared(_NAMES[field.name], predicted, measured.value, meaning))
     return found

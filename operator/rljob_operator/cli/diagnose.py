@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rljob_operator.cli.cases import Case
     from rljob_operator.evidence import Recording
     from rljob_planner.advise import Expected
+    from rljob_planner.observation import Observation
     from rljob_planner.split import Split
 
 EXAMPLES = (
@@ -111,7 +112,7 @@ def diagnose(
     words: list[str] = []
     expected = None
     if case is not None:
-        expected, words = _expected(case, split, in_force)
+        expected, words = _expected(case, split, in_force, seen)
     found = explain(
         seen,
         expected,
@@ -203,7 +204,9 @@ def _live(name: str, namespace: str | None, calibration: Path | None) -> tuple[C
     )
 
 
-def _expected(case: Case, wished: str | None, in_force: Split | None) -> tuple[Expected | None, list[str]]:
+def _expected(
+    case: Case, wished: str | None, in_force: Split | None, seen: Observation
+) -> tuple[Expected | None, list[str]]:
     """What the model says of the job, and words about which split that is of."""
     from rljob_planner.errors import PlanningError
     from rljob_planner.expectation import expectation
@@ -221,7 +224,9 @@ def _expected(case: Case, wished: str | None, in_force: Split | None) -> tuple[E
         return (
             with_simulator(
                 "Simulating",
-                lambda: expectation(case.spec, chosen, case.rooms, calibration=case.calibration, lengths=case.lengths),
+                lambda: expectation(
+                    case.spec, chosen, case.rooms, seen, calibration=case.calibration, lengths=case.lengths
+                ),
             ),
             words,
         )
