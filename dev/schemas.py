@@ -17,6 +17,7 @@ from rljob_planner._diagnosis_json import DiagnosisJson
 from rljob_planner._plan_json import PlanJson
 from rljob_planner._simulation_json import SimulationJson
 from rljob_planner.scenario import Scenario
+from rljob_planner.validation.report import ValidationJson
 
 DIRECTORY = Path(__file__).resolve().parent.parent / "docs" / "schemas"
 
@@ -24,6 +25,7 @@ SCHEMAS: dict[str, tuple[type[BaseModel], str]] = {
     "scenario": (Scenario, "validation"),
     "simulation-result": (SimulationJson, "serialization"),
     "plan": (PlanJson, "serialization"),
+    "validation": (ValidationJson, "serialization"),
     "comparison": (ComparisonJson, "serialization"),
     "calibration": (CalibrationJson, "validation"),
     "diagnosis": (DiagnosisJson, "serialization"),

@@ -4,9 +4,11 @@ A step does, forward and backward over T tokens, 6·N·T + 6·L·H·d·Σlen² F
 attention), 8/6 of it where all activations are recomputed, plus (2·N·T + 2·L·H·d·Σlen²) for every further forward pass (old
 log-probabilities, a reference model).
 
-MFU means what frameworks print: the 6·N·T FLOPs over time and peak, recomputation not counted. The packaged defaults were
-measured with full recomputation, so a trainer without it is faster at the same speed of arithmetic, while a stated MFU is
-taken to be that of the very trainer that is planned.
+Seconds are those FLOPs at a share of peak that matrix kernels reach, plus a time for each token, layer and hidden unit: norms,
+activations, routing and copies move memory and do hardly any arithmetic. One MFU for all would not do: the second term is most of
+a step of a small mixture of experts, and next to nothing on a GPU with little arithmetic and much bandwidth. The constants
+were fitted to measured trainers (``data/training.yaml``). Whoever has measured the MFU of a trainer states it instead, as frameworks
+print it: the 6·N·T FLOPs over time and peak, recomputation not counted.
 """
 
 from __future__ import annotations
@@ -14,9 +16,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib import resources
 from typing import TYPE_CHECKING
 
-from rljob_planner.hardware import Gpu, bytes_per_element, interpolated_mfu, training_constants
+import yaml
+
+from rljob_planner.hardware import Gpu, bytes_per_element, training_constants
 from rljob_planner.memory import trainer_memory
 from rljob_planner.models import ModelShape
 from rljob_planner.split import TrainerSplit
@@ -28,6 +34,103 @@ if TYPE_CHECKING:
 _OPTIMIZER_BYTES_PER_PARAMETER = 36.0
 """Read and written in an optimizer step: master weight, two moments, gradient and the new bf16 weight."""
 _FULL_RECOMPUTE = 8.0 / 6.0
+_MATRICES_PER_LAYER = 7
+"""Query, key, value, output, gate, up and down; an expert has the last three."""
+
+
+@dataclass(frozen=True)
+class TrainingEfficiency:
+    """How fast trainers run beside the data sheet, and what surrounds their steps."""
+
+    arithmetic_share: float
+    """Of peak FLOP/s, for matrix products and attention."""
+    element_s: float
+    """Seconds per token, layer and hidden unit, over forward, recomputation and backward together."""
+    element_bytes_per_s: float
+    """Memory bandwidth at which ``element_s`` was measured; it scales with it."""
+    offloaded_optimizer_s: float
+    """Seconds per parameter on a GPU where the optimizer lives in host memory."""
+    colocated_slowdown: float
+    """Of a step on GPUs that also hold an engine."""
+    offloaded_bytes: float
+    """Per parameter, out of GPU memory and back, once a colocated step."""
+    pcie_share: float
+    hand_over_s: float
+    """Per sample that a streaming trainer takes from its queue."""
+    sampler_efficiency: float
+    """Speed of samplers inside a running RL system over the engine alone."""
+    trainer_efficiency: float
+
+
+@dataclass(frozen=True)
+class SyncPath:
+    """How weights travel: ``fixed_s`` + ``tensor_s`` a tensor + bytes over speed."""
+
+    fixed_s: float
+    tensor_s: float
+    bytes_per_s: float
+
+    def seconds(self, model: ModelShape, weights: str) -> float:
+        """For all weights of a model in this precision."""
+        return self.fixed_s + self.tensor_s * tensors(model) + _weight_bytes(model, weights) / self.bytes_per_s
+
+
+@cache
+def _data() -> dict[str, dict[str, object]]:
+    text = resources.files("rljob_planner").joinpath("data/training.yaml").read_text(encoding="utf-8")
+    loaded: dict[str, dict[str, object]] = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    return loaded
+
+
+def _number(*path: str) -> float:
+    found: object = _data()
+    for key in path:
+        assert isinstance(found, dict)
+        found = found.get(key, 0.0)
+    assert isinstance(found, int | float)
+    return float(found)
+
+
+@cache
+def training_efficiency() -> TrainingEfficiency:
+    """The packaged constants."""
+    return TrainingEfficiency(
+        arithmetic_share=_number("step", "arithmetic_share"),
+        element_s=_number("step", "element_ns") * 1e-9,
+        element_bytes_per_s=_number("step", "element_at_gbs") * 1e9,
+        offloaded_optimizer_s=_number("step", "offloaded_optimizer_ns_per_parameter") * 1e-9,
+        colocated_slowdown=_number("colocated", "slowdown"),
+        offloaded_bytes=_number("colocated", "offloaded_bytes_per_parameter"),
+        pcie_share=_number("colocated", "pcie_share"),
+        hand_over_s=_number("streaming", "hand_over_ms_per_sample") * 1e-3,
+        sampler_efficiency=_number("rl", "sampler_efficiency"),
+        trainer_efficiency=_number("rl", "trainer_efficiency"),
+    )
+
+
+@cache
+def sync_path(name: str) -> SyncPath:
+    """``per_tensor``, ``bucketed`` (both between nodes) or ``inside`` (a node)."""
+    return SyncPath(
+        fixed_s=_number("weight_sync", name, "fixed_s"),
+        tensor_s=_number("weight_sync", name, "tensor_ms") * 1e-3,
+        bytes_per_s=_number("weight_sync", name, "gbs") * 1e9,
+    )
+
+
+def quantising_factor() -> float:
+    """How much longer weights travel that are quantised to fp8 blocks on the way."""
+    return _number("weight_sync", "quantising_factor")
+
+
+def tensors(model: ModelShape) -> int:
+    """Weight matrices of a model as checkpoints name them: each expert has its own."""
+    experts = model.moe_layers * 3 * model.experts
+    return model.layers * _MATRICES_PER_LAYER - 3 * model.moe_layers + experts + 2
+
+
+def _weight_bytes(model: ModelShape, weights: str) -> float:
+    return model.weight_bytes(bytes_per_element(weights))
 
 
 @dataclass(frozen=True)
@@ -116,7 +219,7 @@ def train_cost(
     from rljob_planner.simulate import TrainCost
 
     model, gpu = setup.model, setup.gpu
-    flops_per_s = split.gpus * gpu.peak_bf16 * _arithmetic_share(setup, prompt_tokens + lengths.cap_tokens)
+    flops_per_s = split.gpus * gpu.peak_bf16 * _arithmetic_share(setup)
     pad = padding(samples_per_step, split.dp)
     matrix, attention = _recompute_factors(setup.recompute)
     bubble = 1.0 + (split.pp - 1) / max(1.0, samples_per_step / split.dp)
@@ -124,7 +227,9 @@ def train_cost(
     forward_squared = model.full_layers * model.sequence_attention_flops
     window_flops = model.sliding_layers * 2.0 * model.sequence_attention_flops * model.sliding_window
     attention_passes = 3.0 * attention + setup.extra_forwards
-    per_token_s = pad * bubble * (per_token_flops + window_flops * attention_passes) / flops_per_s
+    passes = 3.0 * matrix + setup.extra_forwards
+    arithmetic_s = (per_token_flops + window_flops * attention_passes) / flops_per_s
+    per_token_s = pad * bubble * (arithmetic_s + passes / 4.0 * element_s_per_token(setup) / split.gpus)
     per_token_squared_s = pad * bubble * forward_squared * attention_passes / flops_per_s
     optimizer_s = _OPTIMIZER_BYTES_PER_PARAMETER * model.parameters / split.gpus / gpu.memory_bytes_per_s
     plain = TrainCost(0.0, per_token_s, per_token_squared_s).step_s(samples_per_step, prompt_tokens, lengths)
@@ -132,11 +237,23 @@ def train_cost(
     return TrainCost((optimizer_s + exposed_s) / factor, per_token_s / factor, per_token_squared_s / factor)
 
 
-def _arithmetic_share(setup: TrainerSetup, longest_tokens: float) -> float:
+def _arithmetic_share(setup: TrainerSetup) -> float:
     """Share of peak FLOP/s at which all arithmetic runs, recomputation included."""
     if setup.mfu is not None:
         return setup.mfu * _recompute_factors(setup.recompute)[0]
-    return interpolated_mfu(longest_tokens, setup.model.kind == "moe") * _FULL_RECOMPUTE
+    return training_efficiency().arithmetic_share
+
+
+def element_s_per_token(setup: TrainerSetup) -> float:
+    """Seconds of one GPU a token costs beside arithmetic, over four passes (forward, recomputation, twice backward).
+
+    None where an MFU is stated, which covers everything.
+    """
+    if setup.mfu is not None:
+        return 0.0
+    e = training_efficiency()
+    slower = e.element_bytes_per_s / setup.gpu.memory_bytes_per_s
+    return e.element_s * slower * setup.model.layers * setup.model.hidden
 
 
 def _sharding_traffic_s(setup: TrainerSetup, split: TrainerSplit) -> float:
@@ -152,9 +269,7 @@ def _sharding_traffic_s(setup: TrainerSetup, split: TrainerSplit) -> float:
 
 def weight_sync_s(model: ModelShape, weights: str, bytes_per_s: float | None = None) -> float:
     """Seconds until samplers hold a new policy version; ``bytes_per_s`` end to end, by default as measured between nodes."""
-    return model.weight_bytes(bytes_per_element(weights)) / (
-        bytes_per_s or training_constants().weight_sync_bytes_per_s
-    )
+    return _weight_bytes(model, weights) / (bytes_per_s or training_constants().weight_sync_bytes_per_s)
 
 
 def _powers_of_two(most: int) -> Sequence[int]:

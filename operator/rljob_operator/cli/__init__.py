@@ -17,11 +17,13 @@ from rljob_operator.cli import calibrate as calibrate_command
 from rljob_operator.cli import compare as compare_command
 from rljob_operator.cli import completion as completion_command
 from rljob_operator.cli import diagnose as diagnose_command
+from rljob_operator.cli import latency as latency_command
 from rljob_operator.cli import lengths as lengths_command
 from rljob_operator.cli import operator as operator_commands
 from rljob_operator.cli import plan as plan_command
 from rljob_operator.cli import report as report_command
 from rljob_operator.cli import simulate as simulate_command
+from rljob_operator.cli import validate as validate_command
 from rljob_operator.cli.console import examples
 from rljob_planner import __version__
 
@@ -44,10 +46,12 @@ operator_app = typer.Typer(no_args_is_help=True, help="The Kubernetes operator."
 app.command("plan", epilog=examples(*plan_command.EXAMPLES))(plan_command.plan)
 app.command("simulate", epilog=examples(*simulate_command.EXAMPLES))(simulate_command.simulate)
 app.command("lengths", epilog=examples(*lengths_command.EXAMPLES))(lengths_command.lengths)
+app.command("latency", epilog=examples(*latency_command.EXAMPLES))(latency_command.latency)
 app.command("calibrate", epilog=examples(*calibrate_command.EXAMPLES))(calibrate_command.calibrate)
 app.command("report", epilog=examples(*report_command.EXAMPLES))(report_command.report)
 app.command("compare", epilog=examples(*compare_command.EXAMPLES))(compare_command.compare)
 app.command("diagnose", epilog=examples(*diagnose_command.EXAMPLES))(diagnose_command.diagnose)
+app.command("validate", epilog=examples(*validate_command.EXAMPLES))(validate_command.validate)
 app.command("completion", epilog=examples(*completion_command.EXAMPLES))(completion_command.completion)
 app.add_typer(operator_app, name="operator")
 operator_app.command("run", epilog=operator_commands.ENVIRONMENT)(operator_commands.operator_run)

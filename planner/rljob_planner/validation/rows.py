@@ -35,6 +35,9 @@ class Row:
     """What was assumed where the file leaves something open, and what a reader should know of the row."""
     error_kind: str = RELATIVE
     """``relative``: |predicted/measured − 1|; ``absolute``: |predicted − measured|, for what may be near zero."""
+    measured_side: str | None = None
+    """The side that a row with a number states beside it: who waits for whom."""
+    predicted_side: str | None = None
     judged: bool = True
     """False: shown, but left out of the means for the reason in ``note`` (known exclusions)."""
 
@@ -55,7 +58,9 @@ class Row:
 
     @property
     def correct(self) -> bool | None:
-        """Whether the predicted side is the measured one; None for numbers and for what was not predicted."""
+        """Whether the predicted side is the measured one; None where the row states none or was not predicted."""
+        if self.measured_side is not None:
+            return None if self.predicted_side is None else self.predicted_side == self.measured_side
         said = self.calibrated if self.calibrated is not None else self.predicted
         if not isinstance(self.measured, str) or said is None:
             return None
