@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -17,34 +18,48 @@ from typing import Any
 
 import numpy as np
 import yaml
+from numpy.typing import NDArray
 
 from rljob_planner.errors import PlanningError
+from rljob_planner.precision import bytes_per_element as bytes_per_element
+
+FloatArray = NDArray[np.float64]
 
 GIB = 1024.0**3
 
 _WIDEST_TABLE = 8
-_ELEMENT_BYTES = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0}
-
-
-def bytes_per_element(precision: str) -> float:
-    """Bytes of one number in ``bf16``, ``fp16`` or ``fp8``."""
-    return _ELEMENT_BYTES[precision]
 
 
 @dataclass(frozen=True)
 class DecodeEfficiency:
-    """The fitted constants of a decode step (``steptime`` has the formula)."""
+    """The constants of a decode step that an engine on a GPU is measured by (``steptime`` has the formula)."""
 
     mbu: float
     """Share of memory bandwidth that reading weights and KV reaches, 0..1."""
     mfu: float
-    """Share of peak FLOP/s that prefill and large batches reach, 0..1."""
+    """Share of peak FLOP/s that the matrix products of prefill and of large batches reach, 0..1."""
     layer_s: float
     """Seconds a layer costs whatever its size."""
     step_s: float
     """Seconds a step costs whatever the model."""
     request_s: float
     """Seconds a running sample adds to a step."""
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """What the kernels of an architecture are like, whatever model and engine they run in."""
+
+    activation_passes: float
+    """How often each layer moves the hidden state of a token through memory: norms, rotations, gates, residuals."""
+    expert_mfu: float
+    """What the products of experts reach of what plain products reach, 0..1: each expert gets few tokens."""
+    narrow_kv_mbu: float
+    """What attention over an 8-bit KV cache reaches of the bandwidth over a 16-bit one, 0..1: it widens what it reads."""
+    unpack_bytes_per_s: float | None
+    """Most bytes a second of 4-bit weights that a GPU without 4-bit arithmetic unpacks; None: as fast as it reads."""
+    prompt_s: float
+    """Seconds that a prompt costs the step in which its prefill begins, whatever its length."""
 
 
 @dataclass(frozen=True)
@@ -68,46 +83,64 @@ class Gpu:
     peak_bf16: float
     peak_fp8: float | None
     """None: the GPU computes fp8 weights in bf16."""
+    peak_fp4: float | None
+    """None: the GPU unpacks 4-bit weights and computes in bf16."""
     nvlink_bytes_per_s: float
     """0: GPUs of a node talk over PCIe."""
     pcie_bytes_per_s: float
     network_bytes_per_s: float
     gpus_per_node: int
+    island_gpus: int
+    """GPUs that reach each other without the network: those of a node, or of a rack where NVLink spans it."""
     usd_per_hour: float | None
     """A typical price, None where none is known."""
     decode: DecodeEfficiency
+    kernels: Kernels
     engine: EngineDefaults
 
     def peak_flops(self, precision: str) -> float:
-        """Dense FLOP/s with weights of this precision."""
-        return self.peak_fp8 if precision == "fp8" and self.peak_fp8 else self.peak_bf16
+        """Dense FLOP/s of arithmetic in ``fp4``, ``fp8`` or 16 bit; what the GPU has no units for runs in 16 bit."""
+        if precision == "fp4":
+            return self.peak_fp4 or self.peak_bf16
+        return self.peak_fp8 or self.peak_bf16 if precision.startswith("fp8") else self.peak_bf16
 
     @property
     def link_bytes_per_s(self) -> float:
-        """Between two GPUs of a node."""
+        """Between two GPUs of an island."""
         return self.nvlink_bytes_per_s or self.pcie_bytes_per_s
 
     @cached_property
-    def _allreduce_table(self) -> tuple[np.ndarray[Any, Any], dict[int, np.ndarray[Any, Any]]]:
+    def _allreduce_table(self) -> tuple[FloatArray, dict[int, FloatArray]]:
         tables = _data()["allreduce_us"]
         rows = np.array(tables.get(self.arch, tables["hopper"]), dtype=np.float64)
         return rows[:, 0], {2: rows[:, 1], 4: rows[:, 2], 8: rows[:, 3]}
 
-    def allreduce_s(self, message_bytes: np.ndarray[Any, Any] | float, tensor_parallel: int) -> np.ndarray[Any, Any]:
-        """Seconds of one all-reduce of this many bytes over a tensor-parallel group inside a node.
+    def allreduce_s(self, message_bytes: FloatArray | float, tensor_parallel: int) -> FloatArray:
+        """Seconds of one all-reduce of this many bytes over a tensor-parallel group.
 
-        From the measured table of the architecture, linear between its rows and in proportion to bytes beyond them. Cards
-        without NVLink pay the ring's traffic over PCIe on top of the same latency.
+        Inside an island from the measured table of the architecture, linear between its rows and in proportion to bytes beyond
+        them; cards without NVLink pay the ring's traffic over PCIe on top of the same latency. A group wider than an island
+        reduces inside each of them and then exchanges every GPU's share over the network: 2·(n − 1)/n of the share for n
+        islands, and a latency each way.
         """
         size = np.atleast_1d(np.asarray(message_bytes, dtype=np.float64))
         if tensor_parallel <= 1:
             return np.zeros_like(size)
+        inside = min(tensor_parallel, self.island_gpus)
+        seconds = self._allreduce_inside_s(size, inside)
+        islands = -(-tensor_parallel // self.island_gpus)
+        if islands > 1:
+            share = size / inside / self.network_bytes_per_s
+            seconds = seconds + 2.0 * (islands - 1) / islands * share + 2.0 * (islands - 1) * _network_latency_s()
+        return seconds
+
+    def _allreduce_inside_s(self, size: FloatArray, width: int) -> FloatArray:
+        if width <= 1:
+            return np.zeros_like(size)
         columns_bytes, by_width = self._allreduce_table
-        width = min((w for w in by_width if w >= tensor_parallel), default=_WIDEST_TABLE)
-        measured = by_width[width] * 1e-6
+        measured = by_width[min((w for w in by_width if w >= width), default=_WIDEST_TABLE)] * 1e-6
         if self.nvlink_bytes_per_s <= 0:
-            ring = 2.0 * (tensor_parallel - 1) / tensor_parallel
-            return np.asarray(measured[0] * 2.0 + ring * size / self.pcie_bytes_per_s)
+            return np.asarray(measured[0] * 2.0 + 2.0 * (width - 1) / width * size / self.pcie_bytes_per_s)
         inside = np.interp(size, columns_bytes, measured)
         return np.where(size > columns_bytes[-1], measured[-1] * size / columns_bytes[-1], inside)
 
@@ -176,9 +209,14 @@ def training_constants() -> TrainingConstants:
     )
 
 
+def _network_latency_s() -> float:
+    return float(_data()["network_latency_us"]) * 1e-6
+
+
 def _plain(name: str) -> str:
-    text = name.strip().lower().replace("_", "-").replace(" ", "-").replace("/", "-")
-    return text.removeprefix("nvidia-").removeprefix("amd-")
+    text = re.sub(r"[\s_/]+", "-", re.sub(r"\(.*?\)", "", name).strip().lower())
+    text = re.sub(r"-(?:bf16|fp16|fp8|fp4)$", "", text).removesuffix("-shared")
+    return text.removeprefix("nvidia-").removeprefix("amd-").removeprefix("huawei-").strip("-")
 
 
 @cache
@@ -200,14 +238,14 @@ def gpu(name: str) -> Gpu:
 
     Raises PlanningError ``UnknownAccelerator`` with the names that come near.
     """
-    key = _names().get(_plain(name).removesuffix("-shared"))
+    key = _names().get(_plain(name))
     if key is None:
         near = difflib.get_close_matches(_plain(name), list(_names()), n=3, cutoff=0.4)
         known = sorted({_names()[n] for n in near}) or list(gpu_names())
         raise PlanningError(
             "UnknownAccelerator",
-            f"accelerator {name!r} is not known: write one of {', '.join(known)} in spec.accelerator "
-            "(the name of a GPU that comes near it gives a first plan, and the run's own metrics correct its speed)",
+            f"accelerator {name!r} is not known: write one of {', '.join(known)} in spec.accelerator. A GPU that is not listed "
+            "can be planned as one that comes near it in memory bandwidth and FLOP/s: the run's own metrics correct its speed",
         )
     return _gpu(key)
 
@@ -216,7 +254,7 @@ def gpu(name: str) -> Gpu:
 def _gpu(key: str) -> Gpu:
     g = _data()["gpus"][key]
     constants = _data()["decode"]
-    c = constants.get(g["arch"], constants["default"])
+    c = constants["default"] | constants.get(g["arch"], {})
     memory_bytes = float(g["hbm_gb"]) * 1e9
     large = memory_bytes >= 70 * GIB and g["arch"] != "ampere"
     engine = _data()["memory"]["engine"]["large" if large else "small"]
@@ -227,10 +265,12 @@ def _gpu(key: str) -> Gpu:
         memory_bytes_per_s=float(g["hbm_gbs"]) * 1e9,
         peak_bf16=float(g["bf16"]) * 1e12,
         peak_fp8=None if g["fp8"] is None else float(g["fp8"]) * 1e12,
+        peak_fp4=None if g.get("fp4") is None else float(g["fp4"]) * 1e12,
         nvlink_bytes_per_s=float(g["nvlink_gbs"]) * 1e9,
         pcie_bytes_per_s=float(g["pcie_gbs"]) * 1e9,
         network_bytes_per_s=float(g["net_gbs"]) * 1e9,
         gpus_per_node=int(g["gpus_per_node"]),
+        island_gpus=int(g.get("nvlink_domain", g["gpus_per_node"])),
         usd_per_hour=None if g["usd_hr"] is None else float(g["usd_hr"]),
         decode=DecodeEfficiency(
             mbu=float(c["mbu"]),
@@ -238,6 +278,13 @@ def _gpu(key: str) -> Gpu:
             layer_s=float(c["c_layer_us"]) * 1e-6,
             step_s=float(c["c_step_ms"]) * 1e-3,
             request_s=float(c["c_req_us"]) * 1e-6,
+        ),
+        kernels=Kernels(
+            activation_passes=float(c["activation_passes"]),
+            expert_mfu=float(c["expert_mfu"]),
+            narrow_kv_mbu=float(c["narrow_kv_mbu"]),
+            unpack_bytes_per_s=None if c["unpack_gbs"] is None else float(c["unpack_gbs"]) * 1e9,
+            prompt_s=float(c["prompt_us"]) * 1e-6,
         ),
         engine=EngineDefaults(int(engine["max_num_seqs"]), int(engine["max_num_batched_tokens"])),
     )

@@ -12,8 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rljob_planner.hardware import Gpu, bytes_per_element, memory_constants, training_constants
-from rljob_planner.models import ModelShape
+from rljob_planner.hardware import Gpu, memory_constants, training_constants
+from rljob_planner.shapes import ModelShape
 from rljob_planner.steptime import Engine
 
 if TYPE_CHECKING:
@@ -27,21 +27,22 @@ def free_bytes_per_gpu(engine: Engine) -> float:
     m, gpu = memory_constants(), engine.gpu
     activation = m.activation_bytes[engine.model.kind] * gpu.engine.batched_tokens / _MEASURED_BATCHED_TOKENS
     other = m.non_torch_bytes_parallel if engine.tensor_parallel > 1 else m.non_torch_bytes_single
-    weights = engine.model.weight_bytes(bytes_per_element(engine.weights)) / engine.tensor_parallel
-    return gpu.memory_bytes * m.utilization - weights - activation - other
+    return gpu.memory_bytes * m.utilization - engine.weight_bytes_per_gpu - activation - other
 
 
 def kv_room_tokens(engine: Engine, context_tokens: float) -> int:
     """Tokens that the KV cache of a replica holds, in whole blocks; 0 if the model does not fit.
 
-    ``context_tokens`` is the mean context, which says how much of it sliding windows let go of.
+    ``context_tokens`` is the mean context, which says how much of it sliding windows let go of, and over how many tokens the
+    constant state of a sequence is spread where layers keep one. Without any KV cache the room is that of the states.
     """
     free = free_bytes_per_gpu(engine)
     if free <= 0:
         return 0
     model, block = engine.model, memory_constants().block_tokens
     held = min(1.0, model.sliding_window / max(context_tokens, 1.0)) if model.sliding_layers else 0.0
-    per_token = engine.kv_bytes(model.full_layers) + engine.kv_bytes(model.sliding_layers) * held
+    state = model.state_bytes_per_sequence / engine.tensor_parallel / max(context_tokens, 1.0)
+    per_token = engine.kv_bytes(model.full_layers) + engine.kv_bytes(model.sliding_layers) * held + state
     return int(free / per_token) // block * block
 
 

@@ -1,28 +1,37 @@
-"""How long one decode step takes: a roofline with the constants that a bare roofline lacks.
+"""How long one decode step takes: a roofline of its parts, with the constants that a bare roofline lacks.
 
-A step of one sampler replica with b running samples of mean context c takes, on each GPU of its tensor-parallel group ::
+A step of one sampler replica runs T = b + p tokens through the model: one for each of b running samples, and p of prompts that
+are prefilled along with them. On each GPU of a tensor-parallel group it takes ::
 
-    max((W(b) + KV·b·c) / (MBU·BW),  b·(2·N + 4·L·H·d·c) / (MFU·peak))
-      + prefill of the step  +  L·c_layer + c_step + b·c_req  +  2·L·t_allreduce(b·hidden·2 bytes)
+    max(W_l/BW', 2·N_l·T/F') + max(W_e(T)/BW', 2·N_e·T/F'ₑ) + max(W_h/BW', 2·N_h·b/F')     matrix products
+      + KV·R/BW' + attention of the prompts                                                  attention
+      + 2·L·t_allreduce(T·hidden·2 bytes) + passes·L·T·hidden·2/BW                           between products
+      + L·c_layer + c_step + b·c_req                                                         launches, sampling, scheduling
 
-W counts the weights that are read: of a mixture of experts only the distinct experts that b tokens visit, E·(1 − (1 − K/E)^b)
-of them in expectation. A roofline without the last terms is almost twice too fast on decode, since kernel launches, sampling
-and scheduling cost as much as reading a small model. The constants were fitted to measured vLLM runs (``data/hardware.yaml``).
+with BW' = MBU·BW, F' = MFU·peak, R the resident tokens, l the weights of attention and dense blocks, e those of routed experts
+and h the output head, each in its own number format. Each kind of product is bound by memory or by arithmetic on its own: a
+prompt of a thousand tokens hides the reading of the weights, the context of other samples it does not hide. Of experts only
+those are read that some token visits, E·(1 − (1 − K/E)^T) in expectation.
 
-Everything is linear in the resident tokens, which is what lets the simulator jump over iterations (``simulate``); the number
-of running samples goes into tables.
+The last lines are what a roofline lacks, and without them it is almost twice too fast: kernel launches, sampling and
+scheduling cost as much as reading a small model. The constants were fitted to measured vLLM runs (``data/hardware.yaml``).
+
+For a given b everything is linear in the resident tokens, which is what lets the simulator jump over iterations
+(``simulate``); what depends on b goes into tables.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rljob_planner.hardware import Gpu, bytes_per_element
-from rljob_planner.models import ModelShape
+from rljob_planner.hardware import Gpu
+from rljob_planner.precision import WeightFormat, bytes_per_element, weight_format
+from rljob_planner.shapes import ModelShape
 
 if TYPE_CHECKING:
     from rljob_planner.lengths import LengthDistribution
@@ -31,6 +40,20 @@ if TYPE_CHECKING:
 FloatArray = NDArray[np.float64]
 
 _ACTIVATION_BYTES = 2.0
+_STATE_PASSES = 2.0
+"""A state is read and written in each step."""
+
+
+@dataclass(frozen=True)
+class Prefill:
+    """Prompts that a step prefills along with its decoding samples; arrays hold one value for each number of samples."""
+
+    tokens: FloatArray | float
+    """Of all prompts together."""
+    prompts: FloatArray | float
+    """Prompts, or shares of one where a prompt is cut into chunks."""
+    prompt_tokens: float
+    """Length of a whole prompt."""
 
 
 @dataclass(frozen=True)
@@ -41,85 +64,179 @@ class Engine:
     gpu: Gpu
     tensor_parallel: int
     weights: str
-    """``bf16``, ``fp16`` or ``fp8``."""
+    """A name that ``precision.weight_format`` knows."""
     kv: str
     """``bf16``, ``fp16`` or ``fp8``."""
+    expert_parallel: int = 1
+    """Over how many GPUs whole experts are dealt out; 1: each expert is cut into tensor-parallel slices."""
+
+    @cached_property
+    def format(self) -> WeightFormat:
+        """The number format of the weights."""
+        return weight_format(self.weights)
 
     @property
     def _bytes_per_s(self) -> float:
         return self.gpu.decode.mbu * self.gpu.memory_bytes_per_s
 
     @property
-    def _flops_per_s(self) -> float:
-        return self.gpu.decode.mfu * self.gpu.peak_flops(self.weights) * self.tensor_parallel
+    def _kv_bytes_per_s(self) -> float:
+        narrow = bytes_per_element(self.kv) < _ACTIVATION_BYTES
+        return self._bytes_per_s * (self.gpu.kernels.narrow_kv_mbu if narrow else 1.0)
+
+    def _flops_per_s(self, precision: str) -> float:
+        return self.gpu.decode.mfu * self.gpu.peak_flops(precision) * self.tensor_parallel
+
+    @property
+    def weight_bytes_per_gpu(self) -> float:
+        """Bytes of weights that one GPU holds."""
+        m, f = self.model, self.format
+        heads = m.embedding_parameters * (1.0 if m.tie_embeddings else 2.0)
+        held = m.linear_parameters * f.linear_bytes + m.routed_parameters * f.expert_bytes + heads * f.head_bytes
+        return held / self.tensor_parallel
+
+    def distinct_experts(self, tokens: FloatArray) -> FloatArray:
+        """Routed experts of a layer that so many tokens visit, in expectation.
+
+        Where whole experts are dealt out to GPUs, the GPU with the most of them sets the pace: the mean of E/EP·(1 − (1 − K/E)^T)
+        and its spread over EP draws, √(2·ln EP) standard deviations above it.
+        """
+        m = self.model
+        visited = 1.0 - (1.0 - m.active_experts / m.experts) ** tokens
+        if self.expert_parallel <= 1:
+            return np.asarray(m.experts * visited)
+        own = m.experts / self.expert_parallel
+        spread = np.sqrt(2.0 * np.log(self.expert_parallel) * own * visited * (1.0 - visited))
+        return np.asarray(np.minimum(own, own * visited + spread) * self.expert_parallel)
 
     def weight_bytes_read(self, running: FloatArray) -> FloatArray:
         """Bytes of weights that one GPU reads in a step with so many running samples."""
+        m, f = self.model, self.format
+        always = m.linear_parameters * f.linear_bytes + m.embedding_parameters * f.head_bytes
+        return np.asarray((always + self._expert_bytes(running)) / self.tensor_parallel)
+
+    def _expert_bytes(self, tokens: FloatArray) -> FloatArray:
         m = self.model
-        parameters = np.full_like(running, m.always_read_parameters)
-        if m.experts:
-            distinct = m.experts * (1.0 - (1.0 - m.active_experts / m.experts) ** running)
-            parameters += m.moe_layers * m.expert_parameters * distinct
-        return np.asarray(parameters * bytes_per_element(self.weights) / self.tensor_parallel)
+        if not m.experts:
+            return np.zeros_like(tokens)
+        return m.moe_layers * m.expert_parameters * self.format.expert_bytes * self.distinct_experts(tokens)
 
     def kv_bytes(self, layers: int) -> float:
         """KV bytes of one token in so many layers, on one GPU."""
         element = bytes_per_element(self.kv)
         return layers * self.model.kv_bytes_per_token_layer(element) / self.model.kv_shards(self.tensor_parallel)
 
-    def memory_s(self, running: FloatArray, context_tokens: float) -> FloatArray:
-        """Seconds to read the weights, and of the KV cache what sliding windows hold of a mean context."""
-        window = running * min(context_tokens, self.model.sliding_window) * self.kv_bytes(self.model.sliding_layers)
-        return np.asarray((self.weight_bytes_read(running) + window) / self._bytes_per_s)
-
-    @property
-    def memory_s_per_token(self) -> float:
-        """Seconds that each resident token adds to the memory side: its KV in the layers without a window."""
-        return self.kv_bytes(self.model.full_layers) / self._bytes_per_s
-
-    def compute_s(self, running: FloatArray, context_tokens: float) -> FloatArray:
-        """Seconds of arithmetic without that of attention over the whole context."""
-        m = self.model
-        window = m.sliding_layers * m.decode_attention_flops * min(context_tokens, m.sliding_window)
-        return np.asarray(running * (2.0 * m.active_parameters + window) / self._flops_per_s)
-
-    @property
-    def compute_s_per_token(self) -> float:
-        """Seconds that each resident token adds to the compute side."""
-        return self.model.full_layers * self.model.decode_attention_flops / self._flops_per_s
-
-    def fixed_s(self, running: FloatArray) -> FloatArray:
-        """Seconds that neither bytes nor arithmetic explain, and communication."""
-        e, m = self.gpu.decode, self.model
-        message_bytes = running * m.hidden * _ACTIVATION_BYTES
-        reduce_s = self.gpu.allreduce_s(message_bytes, self.tensor_parallel)
-        return np.asarray(m.layers * e.layer_s + e.step_s + running * e.request_s + 2.0 * m.layers * reduce_s)
-
-    def prefill_s(self, tokens: float) -> float:
-        """Seconds that the prefill of a prompt adds, causal attention included."""
-        flops = 2.0 * self.model.active_parameters * tokens + self.model.forward_attention_flops(
-            tokens, tokens * tokens
+    def products_s(self, running: FloatArray, prefill: Prefill | None = None) -> FloatArray:
+        """Seconds of the matrix products of a step."""
+        m, f, width = self.model, self.format, self.tensor_parallel
+        tokens = running if prefill is None else running + prefill.tokens
+        sampled = running if prefill is None else running + prefill.prompts
+        linear = np.maximum(
+            m.linear_parameters * f.linear_bytes / width / self._bytes_per_s,
+            2.0 * m.linear_parameters * tokens / self._flops_per_s(f.linear_compute),
         )
-        return flops / self._flops_per_s
+        head = np.maximum(
+            m.embedding_parameters * f.head_bytes / width / self._bytes_per_s,
+            2.0 * m.embedding_parameters * sampled / self._flops_per_s("bf16"),
+        )
+        return np.asarray(linear + head + self._experts_s(tokens))
+
+    def _experts_s(self, tokens: FloatArray) -> FloatArray:
+        m, f, kernels = self.model, self.format, self.gpu.kernels
+        if not m.experts:
+            return np.zeros_like(tokens)
+        bytes_per_s = self._bytes_per_s
+        if f.expert_compute == "fp4" and self.gpu.peak_fp4 is None and kernels.unpack_bytes_per_s is not None:
+            bytes_per_s = min(bytes_per_s, kernels.unpack_bytes_per_s)
+        flops = 2.0 * m.moe_layers * m.active_experts * m.expert_parameters * tokens
+        return np.maximum(
+            self._expert_bytes(tokens) / self.tensor_parallel / bytes_per_s,
+            flops / (kernels.expert_mfu * self._flops_per_s(f.expert_compute)),
+        )
+
+    def context_s(self, running: FloatArray, context_tokens: float) -> FloatArray:
+        """Seconds to read what does not grow with the context: sliding windows of a mean context, and states."""
+        m = self.model
+        window = min(context_tokens, m.sliding_window) * self.kv_bytes(m.sliding_layers)
+        state = _STATE_PASSES * m.state_bytes_per_sequence / self.tensor_parallel
+        return np.asarray(running * (window / self._kv_bytes_per_s + state / self._bytes_per_s))
+
+    @property
+    def context_s_per_token(self) -> float:
+        """Seconds that each resident token adds: its KV in the layers without a window, or its attention where that is slower."""
+        m = self.model
+        read = self.kv_bytes(m.full_layers) / self._kv_bytes_per_s
+        return max(read, m.full_layers * m.decode_attention_flops / self._flops_per_s("bf16"))
+
+    def fixed_s(self, running: FloatArray, prefill: Prefill | None = None) -> FloatArray:
+        """Seconds between the products, and what neither bytes nor arithmetic explain."""
+        e, m, kernels = self.gpu.decode, self.model, self.gpu.kernels
+        tokens = running if prefill is None else running + prefill.tokens
+        hidden_bytes = tokens * m.hidden * _ACTIVATION_BYTES
+        reduce = 2.0 * m.layers * self.gpu.allreduce_s(hidden_bytes, self.tensor_parallel)
+        passes = kernels.activation_passes * m.layers * hidden_bytes / self.gpu.memory_bytes_per_s
+        return np.asarray(reduce + passes + m.layers * e.layer_s + e.step_s + running * e.request_s)
+
+    def prompts_s(self, prefill: Prefill) -> FloatArray:
+        """Seconds of what only prompts cost a step: their attention, and a constant for each."""
+        flops = self.model.forward_attention_flops(prefill.prompt_tokens, prefill.prompt_tokens**2)
+        seconds = flops / self._flops_per_s("bf16") + self.gpu.kernels.prompt_s
+        return np.asarray(np.asarray(prefill.prompts, dtype=np.float64) * seconds)
+
+    def step_s(self, running: FloatArray, context_tokens: float, prefill: Prefill | None = None) -> FloatArray:
+        """Seconds of a step with so many running samples of mean context ``context_tokens``, and of a prefill in it."""
+        context = self.context_s(running, context_tokens) + self.context_s_per_token * running * context_tokens
+        seconds = self.products_s(running, prefill) + self.fixed_s(running, prefill) + context
+        return np.asarray(seconds if prefill is None else seconds + self.prompts_s(prefill))
+
+    def mean_step_s(
+        self, running: FloatArray, context_tokens: float, prompts_per_step: FloatArray, prompt_tokens: float
+    ) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Mean seconds of the steps of a replica in which so many prompts start a step, in the mean.
+
+        Prompts come whole (or in chunks, where they are longer than what a step takes), not evenly spread: chunks arrive at random, so
+        a share 1 − e^(−rate) of the steps has some, and those are slower by far. Also returned: the share of slow steps, and
+        their seconds.
+        """
+        plain = self.step_s(running, context_tokens)
+        if prompt_tokens <= 0:
+            return plain, np.zeros_like(plain), plain
+        room = np.maximum(1.0, self.gpu.engine.batched_tokens - running)
+        chunks = np.ceil(prompt_tokens / room)
+        rate = prompts_per_step * chunks
+        share = -np.expm1(-rate)
+        together = np.where(rate > 0, rate / np.maximum(share, 1e-300), 1.0) / chunks
+        mixed = self.step_s(running, context_tokens, Prefill(together * prompt_tokens, together, prompt_tokens))
+        return np.asarray(plain + share * (mixed - plain)), share, mixed
+
+    def prefill_s(self, tokens: float, running: float = 0.0) -> float:
+        """Seconds that the prefill of a prompt adds to the steps of so many running samples."""
+        if tokens <= 0:
+            return 0.0
+        b = np.array([running], dtype=np.float64)
+        room = max(1.0, self.gpu.engine.batched_tokens - running)
+        chunks = float(np.ceil(tokens / room))
+        part = Prefill(tokens / chunks, 1.0 / chunks, tokens)
+        added = self.products_s(b, part) + self.fixed_s(b, part) + self.prompts_s(part)
+        return chunks * float((added - self.products_s(b) - self.fixed_s(b))[0])
 
     @property
     def recompute_s_per_token(self) -> float:
-        """Seconds a token of context costs when a preempted sample is prefilled again."""
-        return 2.0 * self.model.active_parameters / self._flops_per_s
+        """Seconds a token of context costs when a preempted sample is prefilled again: that of a token of a full step."""
+        tokens = float(self.gpu.engine.batched_tokens)
+        return self.prefill_s(tokens) / tokens
 
 
 def decode_step_s(
     engine: Engine, running: float, context_tokens: float, prefill_tokens: float = 0.0, prompt_tokens: float = 0.0
 ) -> float:
-    """Seconds of one step with ``running`` samples of mean context ``context_tokens``.
+    """Mean seconds of the steps with ``running`` samples of mean context ``context_tokens``.
 
-    ``prefill_tokens`` of prompts, each ``prompt_tokens`` long, are prefilled in the same step.
+    ``prefill_tokens`` of prompts, each ``prompt_tokens`` long, are prefilled per step in the mean.
     """
     b = np.array([running], dtype=np.float64)
-    memory = engine.memory_s(b, context_tokens)[0] + engine.memory_s_per_token * running * context_tokens
-    compute = engine.compute_s(b, context_tokens)[0] + engine.compute_s_per_token * running * context_tokens
-    prefill = prefill_tokens / prompt_tokens * engine.prefill_s(prompt_tokens) if prefill_tokens else 0.0
-    return float(engine.fixed_s(b)[0] + max(memory, compute) + prefill)
+    rate = np.array([prefill_tokens / prompt_tokens if prefill_tokens else 0.0])
+    return float(engine.mean_step_s(b, context_tokens, rate, prompt_tokens)[0][0])
 
 
 def decode_cost(
@@ -141,10 +258,10 @@ def decode_cost(
     context_tokens = prompt_tokens + lengths.resident_mean_tokens()
     return DecodeCost(
         fixed_s=engine.fixed_s(running) / factor,
-        memory_s=engine.memory_s(running, context_tokens) / factor,
-        compute_s=engine.compute_s(running, context_tokens) / factor,
-        memory_s_per_token=engine.memory_s_per_token / factor,
-        compute_s_per_token=engine.compute_s_per_token / factor,
-        prefill_s_per_sample=engine.prefill_s(prompt_tokens) / samples_per_prompt / factor,
+        memory_s=(engine.products_s(running) + engine.context_s(running, context_tokens)) / factor,
+        compute_s=np.zeros_like(running),
+        memory_s_per_token=engine.context_s_per_token / factor,
+        compute_s_per_token=0.0,
+        prefill_s_per_sample=engine.prefill_s(prompt_tokens, max_running) / samples_per_prompt / factor,
         recompute_s_per_token=engine.recompute_s_per_token / factor,
     )

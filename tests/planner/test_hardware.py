@@ -27,6 +27,10 @@ def test_every_data_sheet_is_plausible(name: str) -> None:
     assert g.network_bytes_per_s > 0
     assert 0.5 < g.decode.mbu <= 1
     assert 0.3 < g.decode.mfu <= 1
+    assert 0.2 < g.kernels.expert_mfu <= 1
+    assert 0.3 < g.kernels.narrow_kv_mbu <= 1
+    assert g.island_gpus >= g.gpus_per_node
+    assert g.peak_fp4 is None or g.peak_fp4 > g.peak_flops("fp8")
     assert g.engine.max_running in (256, 1024)
 
 
@@ -39,6 +43,15 @@ def test_every_data_sheet_is_plausible(name: str) -> None:
         ("NVIDIA-H100-80GB-HBM3-SHARED", "h100-sxm-80gb"),
         ("NVIDIA H200", "h200-sxm-141gb"),
         ("A100", "a100-sxm-80gb"),
+        ("h100-80gb", "h100-sxm-80gb"),
+        ("H100 FP8", "h100-sxm-80gb"),
+        ("h200_sxm", "h200-sxm-141gb"),
+        ("b300_sxm", "b300-sxm"),
+        ("H800 (8 per node; not stated in the copy read)", "h800-sxm-80gb"),
+        ("GB300", "gb300-nvl72"),
+        ("RTX4090", "rtx-4090"),
+        ("RTXPRO6000", "rtx-pro-6000"),
+        ("Ascend A3 NPU", "ascend-a3"),
         ("nvidia-l40s", "l40s"),
     ],
 )
@@ -94,8 +107,18 @@ def test_without_nvlink_an_all_reduce_pays_for_pcie() -> None:
     assert slow.allreduce_s(size, 4)[0] == pytest.approx(1.5 * size / 64e9, rel=0.05)
 
 
-def test_a_wide_group_takes_the_widest_column() -> None:
-    assert gpu("H100").allreduce_s(1e6, 16) == gpu("H100").allreduce_s(1e6, 8)
+def test_a_group_wider_than_a_node_crosses_the_network() -> None:
+    h100, size = gpu("H100"), 1e8
+    inside, across = h100.allreduce_s(size, 8)[0], h100.allreduce_s(size, 16)[0]
+    # Two nodes exchange each GPU's eighth over 50 GB/s, both ways, and wait 10 us twice.
+    assert across == pytest.approx(inside + size / 8 / 50e9 + 20e-6)
+
+
+def test_a_rack_of_72_is_one_island() -> None:
+    gb200 = gpu("GB200")
+    assert (gb200.gpus_per_node, gb200.island_gpus) == (4, 72)
+    assert gb200.allreduce_s(1e6, 16) == gb200.allreduce_s(1e6, 8)
+    assert gb200.allreduce_s(1e6, 144)[0] > gb200.allreduce_s(1e6, 72)[0]
 
 
 def test_mfu_rises_with_the_length_of_sequences_of_dense_models() -> None:

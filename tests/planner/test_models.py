@@ -150,7 +150,9 @@ def test_a_nested_text_config_is_found() -> None:
         ({"vocab_size": "many"}, "vocab_size must be a whole number"),
         ({"num_key_value_heads": 5}, "is no multiple"),
         ({"num_experts": 4, "num_experts_per_tok": 8, "moe_intermediate_size": 64}, "more than the 4 experts"),
-        ({"layer_types": ["linear_attention"] * 32}, "linear_attention: only full_attention and sliding_attention"),
+        ({"layer_types": ["lightning"] * 32}, "lightning: only full_attention, sliding_attention"),
+        ({"layer_types": ["linear_attention"] * 32}, "lacks linear_num_key_heads"),
+        ({"hybrid_override_pattern": "M*E-", "mamba_num_heads": 8}, "hybrid_override_pattern has -: only M"),
     ],
 )
 def test_a_config_that_cannot_be_says_which_field(change: dict[str, Any], message: str) -> None:

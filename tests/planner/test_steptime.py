@@ -1,45 +1,32 @@
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 import pytest
-import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rljob_planner.hardware import gpu
 from rljob_planner.lengths import LengthDistribution
 from rljob_planner.models import model
-from rljob_planner.steptime import Engine, decode_cost, decode_step_s
-
-CURVES = yaml.safe_load((Path(__file__).parent / "data" / "decode-latency.yaml").read_text(encoding="utf-8"))["curves"]
-QUEUED_MS = 4000
+from rljob_planner.steptime import Engine, Prefill, decode_cost, decode_step_s
 
 
 def engine(name: str = "Qwen/Qwen3-8B", gpu_name: str = "H100", width: int = 1, weights: str = "bf16") -> Engine:
     return Engine(model(name), gpu(gpu_name), width, weights, "bf16")
 
 
-@pytest.mark.parametrize("curve", CURVES, ids=lambda c: f"{c['model'].split('/')[1]}-tp{c['tensorParallel']}")
-def test_a_decode_step_takes_as_long_as_vllm_was_measured_to_take(curve: dict[str, Any]) -> None:
-    it = engine(curve["model"], curve["gpu"], curve["tensorParallel"], curve["weights"])
-    prompt, response = curve["promptTokens"], curve["responseTokens"]
-    errors = []
-    for running, first_token_ms, token_ms in curve["rows"]:
-        if first_token_ms > QUEUED_MS:
-            continue
-        seconds = decode_step_s(it, running, prompt + response / 2, running * prompt / response, prompt)
-        errors.append(seconds * 1e3 / token_ms - 1.0)
-    assert len(errors) >= 4
-    assert np.mean(np.abs(errors)) <= 0.12
+def plain_s(it: Engine, running: float, context: float) -> float:
+    return float(it.step_s(np.array([running]), context)[0])
 
 
 def test_a_small_batch_takes_as_long_as_reading_the_weights_and_the_overhead() -> None:
     it = engine()
-    read_s = (it.model.parameters - it.model.embedding_parameters) * 2 / (0.91 * 3350e9)
-    assert decode_step_s(it, 1, 1) == pytest.approx(read_s + 36 * 51e-6 + 1.25e-3 + 45e-6, rel=0.001)
+    c, k = it.gpu.decode, it.gpu.kernels
+    read_s = (it.model.parameters - it.model.embedding_parameters) * 2 / (c.mbu * 3350e9)
+    overhead_s = 36 * c.layer_s + c.step_s + c.request_s + k.activation_passes * 36 * 4096 * 2 / 3350e9
+    assert plain_s(it, 1, 1) == pytest.approx(read_s + overhead_s, rel=0.001)
 
 
 def test_experts_are_read_as_far_as_tokens_visit_them() -> None:
@@ -49,24 +36,104 @@ def test_experts_are_read_as_far_as_tokens_visit_them() -> None:
     assert many == pytest.approx(2 * (it.model.parameters - it.model.embedding_parameters), rel=0.001)
 
 
-def test_fp8_weights_halve_what_is_read() -> None:
+def test_dealing_out_whole_experts_waits_for_the_gpu_with_the_most_of_them() -> None:
+    whole = replace(engine("Qwen/Qwen3-30B-A3B", width=8), expert_parallel=8)
+    sliced = engine("Qwen/Qwen3-30B-A3B", width=8)
+    for running in (1.0, 8.0, 64.0):
+        assert whole.distinct_experts(np.array([running]))[0] > sliced.distinct_experts(np.array([running]))[0]
+    assert whole.distinct_experts(np.array([1e5]))[0] == pytest.approx(128)
+    assert whole.distinct_experts(np.array([4.0]))[0] <= 128
+
+
+def test_fp8_halves_what_is_read_but_for_the_output_head() -> None:
     bf16, fp8 = engine(), engine(weights="fp8")
-    assert fp8.weight_bytes_read(np.ones(1))[0] == pytest.approx(bf16.weight_bytes_read(np.ones(1))[0] / 2)
+    head = bf16.model.embedding_parameters * 2
+    saved = bf16.weight_bytes_read(np.ones(1))[0] - fp8.weight_bytes_read(np.ones(1))[0]
+    assert saved == pytest.approx((bf16.weight_bytes_read(np.ones(1))[0] - head) / 2)
+
+
+def test_mxfp4_narrows_experts_only() -> None:
+    it = engine("openai/gpt-oss-120b", weights="mxfp4", width=2)
+    m = it.model
+    held = m.routed_parameters * 4.25 / 8 + (m.linear_parameters + 2 * m.embedding_parameters) * 2
+    assert it.weight_bytes_per_gpu == pytest.approx(held / 2)
+
+
+def test_a_gpu_without_4_bit_arithmetic_unpacks_no_faster_with_more_bandwidth() -> None:
+    batch = np.array([256.0])
+    h100, h200, b200 = (engine("openai/gpt-oss-120b", g, 2, "mxfp4") for g in ("H100", "H200", "B200"))
+    dense = [e.model.linear_parameters + e.model.embedding_parameters for e in (h100, h200, b200)]
+    experts = [
+        e.products_s(batch)[0] - n / e.gpu.decode.mbu / e.gpu.memory_bytes_per_s
+        for e, n in zip((h100, h200, b200), dense, strict=True)
+    ]
+    h100_reads_at = 0.914 * 3350e9
+    unpacked_at = h100.gpu.kernels.unpack_bytes_per_s
+    assert unpacked_at is not None
+    assert h100_reads_at < unpacked_at < 0.914 * 4800e9
+    assert experts[0] / experts[1] < 4800 / 3350 * 0.9
+    assert experts[2] < experts[1]
 
 
 def test_a_large_batch_is_bound_by_arithmetic() -> None:
     it = engine("Qwen/Qwen3-32B", width=4)
-    running = 4096.0
-    compute = it.compute_s(np.array([running]), 10.0)[0] + it.compute_s_per_token * running * 10
-    memory = it.memory_s(np.array([running]), 10.0)[0] + it.memory_s_per_token * running * 10
-    assert compute > memory
+    products = it.products_s(np.array([1.0, 16.0, 4096.0]))
+    assert products[1] == pytest.approx(products[0])
+    flops_s = 2 * it.model.active_parameters * 4096 / (it.gpu.decode.mfu * 989e12 * 4)
+    assert products[2] == pytest.approx(flops_s)
 
 
 def test_a_window_bounds_what_is_read_of_a_long_context() -> None:
     it = engine("openai/gpt-oss-120b", width=2)
-    near, far = it.memory_s(np.array([64.0]), 128.0)[0], it.memory_s(np.array([64.0]), 100_000.0)[0]
+    near, far = it.context_s(np.array([64.0]), 128.0)[0], it.context_s(np.array([64.0]), 100_000.0)[0]
     assert near == far
-    assert it.memory_s_per_token == pytest.approx(it.kv_bytes(18) / (0.91 * 3350e9))
+    assert it.context_s_per_token == pytest.approx(it.kv_bytes(18) / (it.gpu.decode.mbu * 3350e9))
+
+
+def test_a_state_costs_the_same_at_any_context() -> None:
+    it = engine("Qwen/Qwen3.5-35B-A3B")
+    assert it.context_s(np.array([64.0]), 10.0)[0] == it.context_s(np.array([64.0]), 1e5)[0] > 0
+    assert it.kv_bytes(it.model.full_layers) == 10 * 2 * 2 * 256 * 2
+
+
+def test_an_8_bit_cache_is_no_slower_and_less_than_twice_as_fast() -> None:
+    wide, narrow = engine(), replace(engine(), kv="fp8")
+    assert wide.context_s_per_token / 2 < narrow.context_s_per_token <= wide.context_s_per_token
+
+
+def test_a_prompt_hides_the_reading_of_the_weights() -> None:
+    it = engine("Qwen/Qwen3-32B", width=4)
+    alone = it.prefill_s(1024)
+    flops_s = 2 * it.model.linear_parameters * 1024 / (it.gpu.decode.mfu * 989e12 * 4)
+    read_s = it.model.linear_parameters * 2 / 4 / (it.gpu.decode.mbu * 3350e9)
+    assert flops_s - read_s < alone
+    assert alone < 1.6 * flops_s
+
+
+def test_prompts_come_whole_and_not_evenly_spread() -> None:
+    it = engine("Qwen/Qwen3-32B", width=4)
+    b = np.array([64.0])
+    mean, share, mixed = it.mean_step_s(b, 1500, np.array([0.1]), 1024)
+    assert share[0] == pytest.approx(1 - np.exp(-0.1))
+    assert mean[0] == pytest.approx(share[0] * mixed[0] + (1 - share[0]) * plain_s(it, 64, 1500))
+    # Spread evenly, 102 tokens a step would all but vanish behind the reading of the weights.
+    even = it.step_s(b, 1500, Prefill(102.4, 0.1, 1024))[0]
+    assert mean[0] > even + 0.5e-3
+
+
+def test_a_prompt_longer_than_a_step_is_cut_into_chunks() -> None:
+    it = engine("Qwen/Qwen3-32B", width=4)
+    _, share, _ = it.mean_step_s(np.array([64.0]), 20_000, np.array([0.01]), 20_000)
+    assert share[0] == pytest.approx(1 - np.exp(-0.03))
+    assert it.prefill_s(20_000) > 20 * it.prefill_s(1_000)
+
+
+def test_tensor_parallelism_beyond_a_node_pays_for_the_network() -> None:
+    near, far = (engine("meta-llama/Llama-3.1-405B", "GB200", w, "fp8") for w in (8, 16))
+    assert plain_s(far, 8, 1000) < plain_s(near, 8, 1000)
+    near, far = (engine("meta-llama/Llama-3.1-405B", "H100", w, "fp8") for w in (8, 16))
+    reduce_s = [e.gpu.allreduce_s(8 * 16384 * 2.0, e.tensor_parallel)[0] for e in (near, far)]
+    assert reduce_s[1] > 3 * reduce_s[0]
 
 
 @settings(max_examples=60, deadline=None)
@@ -96,7 +163,7 @@ def test_the_simulators_tables_say_the_same_as_the_formula() -> None:
             assert cost.iteration_s(running, running * context) == pytest.approx(
                 decode_step_s(it, running, context), rel=1e-9
             )
-    assert cost.prefill_s_per_sample == pytest.approx(it.prefill_s(200) / 8)
+    assert cost.prefill_s_per_sample == pytest.approx(it.prefill_s(200, 256) / 8)
 
 
 def test_a_factor_makes_everything_faster() -> None:
