@@ -56,6 +56,11 @@ def total(samples: list[Sample], *names: str) -> float | None:
     return None
 
 
+def engines(samples: list[Sample]) -> int:
+    """Engines behind one vLLM server, at least 1: data parallelism runs several, each with a batch and a KV cache of its own."""
+    return len({s.labels["engine"] for s in samples if s.name.startswith("vllm:") and "engine" in s.labels}) or 1
+
+
 def cache_tokens(samples: list[Sample]) -> int | None:
     """The KV room in tokens that a vLLM server tells, summed over its engines; None if it does not."""
     rooms: dict[str, float] = {}

@@ -15,12 +15,12 @@ import asyncio
 import json
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import aiohttp
 
-from rljob_operator.exposition import ExpositionError, Sample, cache_tokens, parse_exposition, total
+from rljob_operator.exposition import ExpositionError, Sample, cache_tokens, engines, parse_exposition, total
 from rljob_planner.bench_files import RequestTiming, row_of_requests
 from rljob_planner.fit import MeasuredStep
 
@@ -135,8 +135,13 @@ class _Profiler:
                 skipped.append((name, reason))
             else:
                 rows.append(row)
+        kv_tokens, several = (None, 1) if metrics is None else (cache_tokens(metrics), engines(metrics))
+        if several > 1:
+            self.notes.append(
+                f"the server runs {several} engines: what is said is of one of them, with its share of the requests"
+            )
         return Profile(
-            tuple(rows), tuple(skipped), root, None if metrics is None else cache_tokens(metrics), tuple(self.notes)
+            tuple(rows), tuple(skipped), root, None if kv_tokens is None else kv_tokens // several, tuple(self.notes)
         )
 
     async def _level(
@@ -173,7 +178,9 @@ class _Profiler:
         row = row_of_requests(name, timings)
         if row is None:
             return None, "no stream had more than one token"
-        return self._checked(row, timings, before, await self._metrics())
+        after = await self._metrics()
+        checked, reason = self._checked(row, timings, before, after)
+        return (checked if checked is None else _of_one_engine(checked, engines(after or []))), reason
 
     def _checked(
         self,
@@ -267,6 +274,11 @@ class _Profiler:
                 return parse_exposition(await answer.text(), f"{self.base}/metrics")
         except (aiohttp.ClientError, OSError, TimeoutError, ExpositionError):
             return None
+
+
+def _of_one_engine(row: MeasuredStep, several: int) -> MeasuredStep:
+    """The row of one of so many engines, over which the server spreads its requests evenly."""
+    return replace(row, running=max(1.0, row.running / several), prefills_per_step=row.prefills_per_step / several)
 
 
 async def _timed(answer: aiohttp.ClientResponse, prompt: int) -> RequestTiming | None:

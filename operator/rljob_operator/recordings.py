@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from rljob_operator.evidence import NAMES, Recording, Track, tracks_of
 from rljob_operator.exposition import ExpositionError, parse_exposition
+from rljob_operator.prometheus import NONSENSE
 
 if TYPE_CHECKING:
     from rljob_operator.prometheus import Prometheus
@@ -163,7 +164,7 @@ def _dump(path: Path) -> list[Track]:
         for row in _rows(document):
             points = row["values"] if "values" in row else [row["value"]]
             numbers = tuple((float(t), float(v)) for t, v in points)
-            finite = tuple((t, v) for t, v in numbers if v == v)
+            finite = tuple((t, v) for t, v in numbers if abs(v) < NONSENSE)
             name = str(row["metric"].get("__name__", ""))
             if finite and name in NAMES:
                 tracks.append(Track(name, {k: str(v) for k, v in row["metric"].items()}, finite))

@@ -157,7 +157,7 @@ def _generate(seen: Observation, whole: Seen | None, sync: Term) -> Term:
     evidence = [line("samplers have something to run in a share of", seen.busy)]
     # A pause for weights lies inside the gap between two tokens, so that the engine seems busy in it.
     pause = sync.share or 0.0
-    share = max(0.0, seen.busy.value - pause)
+    share = max(0.0, min(1.0, seen.busy.value) - pause)
     if pause:
         evidence.append(f"less {pause:.0%} in which they pause for weights")
     for what, part, unit in (
@@ -173,7 +173,7 @@ def _generate(seen: Observation, whole: Seen | None, sync: Term) -> Term:
 def _idle(seen: Observation, whole: Seen | None) -> Term:
     if seen.busy is None:
         return Term("idle", Clock.SAMPLERS, None, None, (), "as for generate")
-    share = 1.0 - seen.busy.value
+    share = max(0.0, 1.0 - seen.busy.value)
     return Term(
         "idle",
         Clock.SAMPLERS,
@@ -233,7 +233,7 @@ def _bound(
     if wait is not None:
         why.append(f"the trainer waits for samples in {wait:.0%} of the period")
     if ready is not None and seen.queue_groups is not None:
-        why.append(f"{seen.queue_groups.value:.3g} complete groups are ready for it, {_steps(ready)}")
+        why.append(_ready_line(seen.queue_groups.value, ready))
     if wait is None or ready is None or (ready[0] < READY_STEPS <= ready[1] and wait >= HARDLY_WAITS):
         points = _pointing(wait)
         lacking = "how long the trainer waits" if wait is None else "how many groups are ready for it"
@@ -264,11 +264,12 @@ def _pointing(wait: float | None) -> tuple[str, ...]:
     return ("the wait alone points to the samplers" if wait >= WAITS else "the wait alone points to the trainer",)
 
 
-def _steps(ready: tuple[float, float]) -> str:
+def _ready_line(groups: float, ready: tuple[float, float]) -> str:
+    if groups < _SINGLE:
+        return "hardly ever is a complete group ready for it"
     least, most = ready
-    if most < _SINGLE:
-        return "hardly any"
-    return f"{least:.2g} steps' worth" if least == most else f"at least {least:.2g} steps' worth"
+    steps = f"{least:.2g} steps' worth" if least == most else f"{least:.2g} to {most:.2g} steps' worth"
+    return f"{groups:.3g} complete groups are ready for it, {steps}"
 
 
 def _stops_for_sync(shares: Mapping[str, float | None]) -> bool:

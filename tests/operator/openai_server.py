@@ -50,6 +50,8 @@ class Server:
     status: int = 200
     chunk: int = 1
     """Tokens of a chunk of the stream."""
+    engines: int = 1
+    """Engines that the metrics tell of."""
     url: str = ""
     asked: list[dict[str, Any]] = field(default_factory=list)
     _running: list[_Request] = field(default_factory=list)
@@ -127,7 +129,7 @@ class Server:
             "# TYPE vllm:num_preemptions counter\n"
             'vllm:num_preemptions_total{engine="0"} 0\n'
             "# TYPE vllm:cache_config_info gauge\n"
-            f'vllm:cache_config_info{{engine="0",{cache}}} 1\n'
+            + "".join(f'vllm:cache_config_info{{engine="{i}",{cache}}} 1\n' for i in range(self.engines))
         )
 
 

@@ -74,6 +74,14 @@ async def test_old_names_of_metrics_do() -> None:
     assert len(found.rows) == 1
 
 
+async def test_several_engines_share_the_requests() -> None:
+    one = await measured(Server(FAST), Load((8,), 8, (32,), 16, 30.0))
+    two = await measured(Server(FAST, engines=2), Load((8,), 8, (32,), 16, 30.0))
+    assert two.rows[0].running == pytest.approx(one.rows[0].running / 2, rel=0.2)
+    assert two.kv_tokens == one.kv_tokens
+    assert any("2 engines" in note for note in two.notes)
+
+
 async def test_a_server_without_metrics_is_measured_and_it_is_said() -> None:
     found = await measured(Server(FAST, metrics=False))
     assert found.kv_tokens is None
