@@ -27,7 +27,9 @@ from rljob_planner.split import Split
 
 _SHARPNESS = 12.0
 """Exponent of the smooth maximum: 6 % above the limit at balance, under 1 % where the sides differ by a fifth."""
-_CAP_SHARES = (1.0, 0.85, 0.7, 0.58, 0.48, 0.4, 0.33, 0.27, 0.2, 0.14, 0.1, 0.06)
+_CAP_SHARES = (1.0, 0.65, 0.42, 0.27, 0.18, 0.115, 0.075)
+_BETWEEN = 0.8
+"""From one of these shares about half-way to the next."""
 _LESS = 0.85
 """Of a cap, the next lower one that is tried."""
 _NEXT_TO_NO_TIME = 1.005
@@ -136,7 +138,8 @@ def screened(
     most = most_in_flight(job, layout)
     if job.spec.staleness.bound in (Bound.NONE, Bound.ADMISSION):
         return _economical(job, at, _within_limit(job, at, most))
-    return _best_of(at, [most * share for share in _CAP_SHARES])
+    best = _best_of(at, [most * share for share in _CAP_SHARES])
+    return _best_of(at, [best.split.in_flight / _BETWEEN, best.split.in_flight * _BETWEEN], best)
 
 
 def _within_limit(job: Job, at: Callable[[float], Screened], most: int) -> Screened:
@@ -168,24 +171,30 @@ def _economical(job: Job, at: Callable[[float], Screened], best: Screened) -> Sc
     return best
 
 
-def _best_of(at: Callable[[float], Screened], caps: Sequence[float]) -> Screened:
-    """The best of these caps, largest first; the smallest of those that are as fast."""
-    best = at(caps[0])
-    fastest_s = None if best.reason else best.period_s
-    tried = {best.split.in_flight}
-    for cap in caps[1:]:
+def _best_of(at: Callable[[float], Screened], caps: Sequence[float], best: Screened | None = None) -> Screened:
+    """The best of these caps (largest first) and of what is known; the smallest of those that are as fast."""
+    tried = set() if best is None else {best.split.in_flight}
+    fastest_s = math.inf if best is None or best.reason else best.period_s
+    for cap in caps:
         other = at(cap)
         if other.split.in_flight in tried:
             continue
         tried.add(other.split.in_flight)
-        if other.reason:
-            if fastest_s is None and other.staleness_mean < best.staleness_mean:
+        if best is None:
+            best = other
+        elif other.reason:
+            if best.reason and other.staleness_mean < best.staleness_mean:
                 best = other
-            continue
-        if fastest_s is None or other.period_s < fastest_s:
-            fastest_s, best = other.period_s, other
-        elif other.period_s <= fastest_s * _NEXT_TO_NO_TIME:
+        elif best.reason or other.period_s < fastest_s or _as_good(other, best, fastest_s):
             best = other
         elif other.period_s > fastest_s * _CLEARLY_SLOWER:
             break
+        if not other.reason:
+            fastest_s = min(fastest_s, other.period_s)
+    assert best is not None
     return best
+
+
+def _as_good(other: Screened, best: Screened, fastest_s: float) -> bool:
+    """Whether a lower cap costs next to no time."""
+    return other.split.in_flight < best.split.in_flight and other.period_s <= fastest_s * _NEXT_TO_NO_TIME

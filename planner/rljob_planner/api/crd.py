@@ -11,10 +11,15 @@ then shows what applies, while a status shows what was reported and no more.
 
 from __future__ import annotations
 
+import ast
+import inspect
+import textwrap
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from typing import Any
 
 import yaml
+from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
@@ -171,10 +176,14 @@ def rules_of(schema: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, M
 
 
 class _WithRules(GenerateJsonSchema):
-    """Pydantic's schema with the rules of each model beside its fields."""
+    """Pydantic's schema with the rules of each model beside its fields, and what the strings under them say."""
 
     def model_schema(self, schema: core_schema.ModelSchema) -> JsonSchemaValue:
         found = super().model_schema(schema)
+        docstrings = field_docstrings(schema["cls"])
+        for name, child in found.get("properties", {}).items():
+            if name in docstrings:
+                child.setdefault("description", docstrings[name])
         rules: tuple[Rule, ...] = getattr(schema["cls"], "rules", ())
         return {**found, RULES: [_rule(rule) for rule in rules]} if rules else found
 
@@ -184,6 +193,25 @@ class _WithRules(GenerateJsonSchema):
             # The defaults inside are then filled in, too.
             return {**found, "default": {}}
         return found
+
+
+def field_docstrings(model: type[BaseModel]) -> dict[str, str]:
+    """The string under each field, by the field's name on the wire.
+
+    Pydantic could read them whenever a model is imported; only a schema needs them, and reading sources takes time.
+    """
+    found: dict[str, str] = {}
+    for cls in reversed(model.__mro__):
+        if not issubclass(cls, ApiModel) or cls is ApiModel:
+            continue
+        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
+        assert isinstance(definition, ast.ClassDef)
+        for field, below in pairwise(definition.body):
+            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(below, ast.Expr):
+                info = model.model_fields.get(field.target.id)
+                if info is not None and isinstance(below.value, ast.Constant) and isinstance(below.value.value, str):
+                    found[info.alias or field.target.id] = inspect.cleandoc(below.value.value)
+    return found
 
 
 def _rule(rule: Rule) -> dict[str, Any]:
