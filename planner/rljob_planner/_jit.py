@@ -1,10 +1,13 @@
 """How the simulator's functions are compiled: no Python objects, the GIL released, machine code cached on disk.
 
-Three things differ from numba's defaults.
+What differs from numba's defaults:
 
 Reference counting is switched off (``_nrt``) and every function is inlined into its caller: compiled code here allocates
 nothing and its arrays outlive every call, while counting and passing two dozen arrays at each call took nine tenths of the
 run time. Where a release of numba does without these options the functions are compiled the ordinary way: slower, not wrong.
+
+Python calls a few of these functions alone (``entry``). Only they are cached and get a wrapper that Python can call; machine
+code and a cache file for each of the others (``jit``) would double the time of the first run, for code that is never called.
 
 The cache is valid for the text of all compiled modules together. By itself numba looks at the file of the function alone and
 would go on using machine code into which an older version of a function of another file was inlined.
@@ -24,7 +27,11 @@ import numba
 
 F = TypeVar("F", bound=Callable[..., object])
 
-_COMPILED = ("_draw.py", "_jit.py", "_kernel.py", "_loop.py", "_state.py")
+_COMPILED = ("_draw.py", "_environment.py", "_heaps.py", "_jit.py", "_line.py", "_loop.py", "_queue.py", "_replica.py", "_state.py")
+
+_COMMON: dict[str, object] = {"nogil": True, "error_model": "numpy"}
+_FAST: dict[str, object] = {"_nrt": False, "forceinline": True}
+_UNCALLED: dict[str, object] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 
 
 def _text_of_compiled_modules() -> str:
@@ -45,13 +52,16 @@ def _njit(function: object, options: dict[str, object], fast: dict[str, object])
 
 
 def jit(function: F) -> F:
-    """Compile ``function`` on its first call."""
-    common: dict[str, object] = {"nogil": True, "error_model": "numpy"}
-    fast: dict[str, object] = {"_nrt": False, "forceinline": True}
+    """Compile ``function`` into the compiled functions that call it; Python cannot."""
+    return cast(F, _njit(function, _COMMON, _FAST | _UNCALLED))
+
+
+def entry(function: F) -> F:
+    """Compile ``function``, which Python calls, on its first call."""
     try:
-        dispatcher = _njit(function, common | {"cache": True}, fast)
+        dispatcher = _njit(function, _COMMON | {"cache": True}, _FAST)
     except RuntimeError:
-        dispatcher = _njit(function, common, fast)
+        dispatcher = _njit(function, _COMMON, _FAST)
     index: Any = getattr(getattr(dispatcher, "_cache", None), "_cache_file", None)
     if hasattr(index, "_source_stamp"):
         index._source_stamp = _STAMP

@@ -1,24 +1,42 @@
-"""The trainer's half of the simulation and the loop that drives both (``_kernel`` holds the samplers and explains the idea).
+"""The trainer's half of the simulation and the loop that drives both, compiled by numba.
+
+The loop goes from instant to instant: to the next end of a replica's jump (``_replica``), of a stay in an environment
+(``_environment``) or of what the trainer does. What happens at one instant is done in this order, so that no result depends
+on the order of equal times: tokens land (samples finish, groups complete, turns end, waiting joiners join, an overflow
+preempts), sandboxes change hands, the trainer ends its step, publishes and takes its next batch, what is too much for the queue
+is dropped (``_queue``), groups are admitted and samples start (``_line``), iterations begin.
 
 The trainer is WAITING for a batch, TRAINING, TRAINED (its step is over, publication waits for what the mode or the bound
 demands) or SYNCING (lock-step modes, in which nothing else happens while weights move).
+
+A queue without a limit in front of a slow trainer grows without end, and the samplers would have to be followed far beyond the
+last group that is ever trained. Nothing they do can reach the trainer any more, so when they have generated as much again as
+the run needs, the rest of the run is given the means of that time (``_note_totals``, ``_close_samplers``).
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from rljob_planner._jit import jit
-from rljob_planner._kernel import boundary, count_resident, cut, fill, land, mark, plan, record_stay
+from rljob_planner._environment import visit_environments
+from rljob_planner._heaps import first_leaf, set_smallest, smallest
+from rljob_planner._jit import entry, jit
+from rljob_planner._line import fill
+from rljob_planner._queue import discard, has_fresh_batch, is_stale, pop, release, trim
+from rljob_planner._replica import count_all_resident, land, load_weights, plan, record_unfinished
 from rljob_planner._state import (
     ASYNC,
-    DROP,
+    BUSY,
+    ENVIRONMENT,
     FINISHED,
     HELD_FOREVER,
     HOLD,
+    IN_FLIGHT,
     NEEDS_ROOM,
     NOTHING_LEFT,
     ONE_STEP_OFF,
+    QUEUE,
+    RUNNING,
     SYNC,
     SYNCING,
     TOO_MUCH_WORK,
@@ -30,75 +48,18 @@ from rljob_planner._state import (
 
 
 @jit
-def _record_leaving(w: World, g: int, left_as: int) -> None:
-    number = w.groups[g].number
-    if number < w.fates.size:
-        w.fates[number].left_s, w.fates[number].left_as = w.counters[0].now, left_as
-
-
-@jit
-def _discard(w: World, g: int) -> None:
-    st = w.counters[0]
-    if w.parameters[0].record == 1:
-        _record_leaving(w, g, 0)
-    st.dropped += 1
-    st.dropped_groups += 1
-    st.wasted_tokens += w.groups[g].tokens
-    w.free_groups[st.free_groups] = g
-    st.free_groups += 1
-
-
-@jit
-def _pop(w: World) -> int:
-    st = w.counters[0]
-    g = w.queue[st.queue_head]
-    st.queue_head = (st.queue_head + 1) % w.queue.size
-    st.queued -= 1
-    return int(g)
-
-
-@jit
-def _is_stale(w: World, g: int) -> bool:
-    par, st = w.parameters[0], w.counters[0]
-    return bool(par.bound == DROP and st.version - w.groups[g].oldest > par.max_staleness)
-
-
-@jit
-def _drop_stale(w: World) -> bool:
-    """Whether the queue holds a batch of groups fresh enough; if not, what is too stale leaves it."""
-    par, st = w.parameters[0], w.counters[0]
-    fresh, i = 0, 0
-    while i < st.queued and fresh < par.prompts_per_step:
-        if not _is_stale(w, w.queue[(st.queue_head + i) % w.queue.size]):
-            fresh += 1
-        i += 1
-    if fresh == par.prompts_per_step:
-        return True
-    for _ in range(st.queued):
-        g = _pop(w)
-        if _is_stale(w, g):
-            _discard(w, g)
-        else:
-            w.queue[(st.queue_head + st.queued) % w.queue.size] = g
-            st.queued += 1
-    return False
-
-
-@jit
 def _take_batch(w: World, now: float) -> None:
     """Begin a training step with the oldest groups of the queue, if there are enough."""
     par, st = w.parameters[0], w.counters[0]
-    if st.queued < par.prompts_per_step or not _drop_stale(w):
+    if not has_fresh_batch(w):
         return
     counts = st.version >= par.warmup
     taken, samples, tokens, squares = 0, 0, 0, 0.0
     while taken < par.prompts_per_step:
-        g = _pop(w)
-        if _is_stale(w, g):
-            _discard(w, g)
+        g = pop(w)
+        if is_stale(w, g):
+            discard(w, g)
             continue
-        if par.record == 1:
-            _record_leaving(w, g, st.version + 1)
         taken += 1
         samples += par.samples_per_prompt
         tokens += w.groups[g].tokens
@@ -106,8 +67,7 @@ def _take_batch(w: World, now: float) -> None:
         if counts:
             for index in range(par.samples_per_prompt):
                 w.histogram[st.version - w.versions[g, index]] += 1
-        w.free_groups[st.free_groups] = g
-        st.free_groups += 1
+        release(w, g, st.version + 1)
     duration = (
         par.train_step_s + par.train_token_s * (tokens + samples * par.prompt_tokens) + par.train_token2_s * squares
     )
@@ -138,21 +98,16 @@ def _may_publish(w: World) -> bool:
 
 
 @jit
-def _count_all_resident(w: World, now: float) -> None:
-    for r in range(w.end_s.size):
-        rep = w.replicas[r]
-        count_resident(w, r, now, boundary(w, r, now) if rep.n > 0 and rep.begin < now else 1)
-
-
-@jit
 def _begin_statistics(w: World, now: float) -> None:
     st = w.counters[0]
-    _count_all_resident(w, now)
-    st.dropped_groups = st.wasted_tokens = st.trained_tokens = st.trained_samples = st.preemptions = 0
+    count_all_resident(w, now)
+    for i in range(w.totals.size):
+        w.totals[i] = 0.0
+    st.dropped_groups = st.wasted_tokens = st.trained_tokens = st.trained_samples = 0
     st.queue_max = st.batches = 0
-    st.in_flight_area = st.running_area = st.busy_area = st.queue_area = st.kv_area = 0.0
     st.training_s = st.generation_s = 0.0
-    st.begin = now
+    if st.closed == 0:
+        st.noted_s = np.inf
 
 
 @jit
@@ -165,15 +120,8 @@ def _publish(w: World, now: float) -> None:
     st.trainer_end = np.inf
     if par.mode == SYNC:
         st.batch_begin = now
-    if par.mode == ASYNC and par.sync_s > 0.0:
-        for r in range(par.replicas):
-            rep = w.replicas[r]
-            if rep.n > 0 and rep.begin < now:
-                cut(w, r, now)
-                rep.pause += par.sync_s
-            else:
-                rep.begin = max(rep.begin, now) + par.sync_s
-                mark(w, r)
+    if par.mode == ASYNC and par.sync_s > 0.0 and st.closed == 0:
+        load_weights(w, now)
     if st.version == par.warmup:
         _begin_statistics(w, now)
 
@@ -201,69 +149,98 @@ def _advance_trainer(w: World, now: float) -> None:
 
 
 @jit
-def _trim_queue(w: World) -> None:
-    par, st = w.parameters[0], w.counters[0]
-    if par.queue_capacity >= 0 and par.drop_oldest == 1:
-        while st.queued > par.queue_capacity:
-            _discard(w, _pop(w))
-    st.queue_max = max(st.queue_max, st.queued + st.surplus)
+def _note_totals(w: World, now: float) -> None:
+    """Remember when the first group came that will never be trained, and what had happened until then."""
+    st = w.counters[0]
+    count_all_resident(w, now)
+    for i in range(w.totals.size):
+        w.noted[i] = w.totals[i]
+    st.noted_s, st.surplus_noted = now, st.surplus
 
 
 @jit
-def _record_unfinished(w: World, now: float) -> None:
-    for r in range(w.end_s.size):
-        rep = w.replicas[r]
-        under_way = boundary(w, r, now) - 1 if rep.n > 0 and rep.begin < now else 0
-        s = rep.newest
-        joining = rep.joining
-        while s >= 0:
-            if joining > 0:
-                w.samples[s].joined = rep.iteration + under_way
-                joining -= 1
-            record_stay(w, r, s, rep.iteration + under_way, now)
-            s = w.samples[s].older
+def _close_samplers(w: World, now: float) -> None:
+    """End the simulation of the samplers: from now on every total grows by its mean since ``_note_totals``."""
+    st = w.counters[0]
+    count_all_resident(w, now)
+    seconds = now - st.noted_s
+    for i in range(w.totals.size):
+        w.noted[i] = (w.totals[i] - w.noted[i]) / seconds
+    w.noted[QUEUE] = (st.surplus - st.surplus_noted) / seconds
+    st.closed = 1
+    st.noted_s = now
 
 
 @jit
+def _pass(w: World, now: float) -> None:
+    """Let time pass until ``now``: nothing changes meanwhile."""
+    st = w.counters[0]
+    elapsed = now - st.now
+    waiting = float(st.queued + st.surplus)
+    if st.closed == 0:
+        w.totals[IN_FLIGHT] += st.in_flight * elapsed
+        w.totals[RUNNING] += st.running * elapsed
+        w.totals[BUSY] += st.busy * elapsed
+        w.totals[ENVIRONMENT] += st.away * elapsed
+        w.totals[QUEUE] += waiting * elapsed
+    else:
+        for i in range(w.totals.size):
+            if i != QUEUE:
+                w.totals[i] += w.noted[i] * elapsed
+        grown = w.noted[QUEUE] * (0.5 * (now + st.now) - st.noted_s)
+        w.totals[QUEUE] += (waiting + grown) * elapsed
+        st.queue_max = max(st.queue_max, st.queued + st.surplus + int(w.noted[QUEUE] * (now - st.noted_s)))
+    st.now = now
+
+
+@jit
+def _land_all(w: World, now: float) -> None:
+    """Land the replicas whose jump ends at ``now``, the first of them first."""
+    leaves = first_leaf(w.end_s)
+    while w.end_s[1] <= now:
+        leaf = smallest(w.end_s)
+        land(w, leaf - leaves, now)
+        set_smallest(w.end_s, leaf, np.inf)  # until ``plan`` says better
+
+
+@entry
 def run(w: World) -> int:
     """Simulate until the last step is published; returns how the run ended.
 
-    ``NEEDS_ROOM`` asks for more room for groups (``grow``) and another call, which goes on where this one stopped.
+    ``NEEDS_ROOM`` asks for more room (``grow``) and another call, which goes on where this one stopped.
     """
     par, st = w.parameters[0], w.counters[0]
-    slots, replicas = w.samples.size, par.replicas
+    slots = par.replicas * par.max_running
     while True:
-        if st.free_groups <= slots:
-            return NEEDS_ROOM
-        fill(w, st.now)
-        plan(w)
-        now, first, equal = st.trainer_end, replicas, False
-        for r in range(replicas):
-            if w.end_s[r] < now:
-                now, first, equal = w.end_s[r], r, False
-            elif w.end_s[r] == now:
-                equal = True
+        now = st.trainer_end
+        if st.closed == 0:
+            if st.free_groups <= slots or st.free_samples + st.preempted < slots - st.running:
+                return NEEDS_ROOM
+            fill(w, st.now)
+            plan(w)
+            now = min(now, w.end_s[1])
+            if st.away > 0:
+                now = min(now, w.away[0].time_s)
         if now == np.inf:
             return NOTHING_LEFT
-        elapsed = now - st.now
-        st.in_flight_area += st.in_flight * elapsed
-        st.running_area += st.running * elapsed
-        st.busy_area += st.busy * elapsed
-        st.queue_area += (st.queued + st.surplus) * elapsed
-        st.now = now
-        if equal:
-            for r in range(replicas):
-                if w.end_s[r] == now:
-                    land(w, r, now)
-        elif first < replicas:
-            land(w, first, now)
+        _pass(w, now)
+        if st.closed == 0:
+            _land_all(w, now)
+            if par.turns > 1:
+                visit_environments(w, now)
         _advance_trainer(w, now)
         if st.version == par.steps:
-            _count_all_resident(w, now)
+            if st.closed == 0:
+                count_all_resident(w, now)
             if par.record == 1:
-                _record_unfinished(w, now)
+                record_unfinished(w, now)
             return FINISHED
-        _trim_queue(w)
+        trim(w)
+        if par.enough_surplus >= 0 and st.surplus > 0 and st.closed == 0:
+            if st.noted_s == np.inf:
+                _note_totals(w, now)
+            elif st.surplus - st.surplus_noted > par.enough_surplus:
+                _close_samplers(w, now)
         holds = st.trainer == TRAINED and par.bound == HOLD and par.max_staleness == 0
         if holds and st.finished - st.held_since_finished > 1000 * slots + 10000:
             return HELD_FOREVER

@@ -1,8 +1,9 @@
 """The simulation of an RL job: exact in its own rules, event by event, millions of samples a second.
 
 This module is what others call: the input and the result as values, their checks, and the words for a run that cannot go on.
-The event loop itself, and why it may jump from one finish to the next without an error, is in ``_kernel`` (samplers)
-and ``_loop`` (trainer and the loop); ``_state`` is what they work on.
+The event loop itself is compiled: ``_loop`` drives it and is the trainer, ``_replica`` explains why it may jump from one finish
+to the next without an error, ``_line`` admits and starts samples, ``_environment`` and ``_queue`` hold the rest; ``_state`` is
+what they work on.
 
 The rules. An iteration of a replica costs what ``DecodeCost`` says for its running samples and their resident tokens, and
 every running sample gains one token. Waiting samples form one line; the first starts on the replica with the fewest running
@@ -11,7 +12,8 @@ samples go back to the head of the line and keep their tokens. Groups never run 
 when all its samples fit under it, without one when nothing waits and its first sample can start. A training step consumes the
 oldest complete groups and ends with a new policy version, which each replica loads for ``weight_sync_s`` seconds at the end of
 its iteration under way. In ``sync`` and ``one-step-off`` nothing else happens in that time and the version exists at its end. A
-sample belongs to the version of its start.
+sample belongs to the version of its start. Between two decode turns it is in its environment (``_environment``): it holds no
+slot and no KV room, but stays in flight; without a cap no group is admitted while one waits for a sandbox.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rljob_planner import _state
+from rljob_planner._checks import MOST_BYTES, SimulationStalled, check, explain
 from rljob_planner._loop import run
 from rljob_planner.lengths import LengthDistribution
 
@@ -32,9 +35,21 @@ if TYPE_CHECKING:
 
 FloatArray = NDArray[np.float64]
 
-
-class SimulationStalled(RuntimeError):  # noqa: N818 - it names a state of the simulation
-    """The run can never end: nothing is left that could happen, or the trainer waits for what never comes."""
+__all__ = [
+    "DecodeCost",
+    "QueueSpread",
+    "SimulationInput",
+    "SimulationResult",
+    "SimulationStalled",
+    "Spread",
+    "StalenessSpread",
+    "TrainCost",
+    "is_compiled",
+    "rates",
+    "simulate",
+    "simulate_scenario",
+    "warm_up",
+]
 
 
 @dataclass(frozen=True)
@@ -235,7 +250,7 @@ def simulate(inp: SimulationInput, *, rho: float | None = None, record: bool = F
 
     Raises ValueError for an input that contradicts itself and ``SimulationStalled`` for one that can never finish.
     """
-    _check(inp)
+    check(inp)
     world = _run(inp, record)
     st = world.counters[0]
     published = np.concatenate([[0.0], world.published_s])
@@ -243,26 +258,30 @@ def simulate(inp: SimulationInput, *, rho: float | None = None, record: bool = F
     elapsed = float(published[-1] - published[inp.warmup])
     p10, p50, p90 = (float(p) for p in np.percentile(periods, (10, 50, 90)))
 
-    def over_time(area: str) -> float:
-        return float(st[area]) / elapsed if elapsed > 0 else 0.0
+    def over_time(amount: float) -> float:
+        return float(amount) / elapsed if elapsed > 0 else 0.0
+
+    totals, turns = world.totals, float(world.totals[_state.TURNS])
 
     return SimulationResult(
         period=Spread(float(periods.mean()), p10, p50, p90),
         staleness=_staleness(world.histogram),
         rho=_rho(inp, st) if rho is None else rho,
-        sampler_utilization=min(1.0, over_time("busy_area") / inp.replicas),
-        trainer_utilization=min(1.0, over_time("training_s")),
-        mean_running=over_time("running_area"),
-        mean_in_flight=over_time("in_flight_area"),
-        queue_groups=QueueSpread(over_time("queue_area"), int(st["queue_max"])),
-        tokens_per_second=over_time("trained_tokens"),
+        sampler_utilization=min(1.0, over_time(totals[_state.BUSY]) / inp.replicas),
+        trainer_utilization=min(1.0, over_time(st["training_s"])),
+        mean_running=over_time(totals[_state.RUNNING]),
+        mean_in_flight=over_time(totals[_state.IN_FLIGHT]),
+        queue_groups=QueueSpread(over_time(totals[_state.QUEUE]), int(st["queue_max"])),
+        tokens_per_second=over_time(st["trained_tokens"]),
         dropped_groups=int(st["dropped_groups"]),
         wasted_tokens=int(st["wasted_tokens"]),
         trained_mean_length=float(st["trained_tokens"]) / float(st["trained_samples"]),
-        kv_utilization=over_time("kv_area") / (inp.replicas * inp.kv_tokens),
-        preemptions=int(st["preemptions"]),
+        kv_utilization=over_time(totals[_state.KV]) / (inp.replicas * inp.kv_tokens),
+        preemptions=round(totals[_state.PREEMPTIONS]),
         elapsed_s=elapsed,
         periods_s=periods,
+        environment_samples=over_time(totals[_state.ENVIRONMENT]),
+        sandbox_wait_s=float(totals[_state.SANDBOX_WAIT]) / turns if turns > 0 else 0.0,
         timeline=_timeline(world) if record else None,
     )
 
@@ -294,13 +313,19 @@ def rates(inp: SimulationInput) -> tuple[float, float]:
     """Samples per second of each side alone: what samplers generate at this in-flight, what the trainer consumes.
 
     The samplers run without a bound, with a consumer that takes every group at once and with no weights to load, since there
-    is no trainer to publish any. The trainer's rate is that of its mean step over this length distribution.
+    is no trainer to publish any. The trainer's rate is that of its mean step over this length distribution. Lengths that drift
+    are taken as long as they are on average after the warm-up.
     """
-    _check(inp)
+    check(inp)
+    if inp.drift:
+        versions, factors = zip(*inp.drift, strict=True)
+        factor = float(np.interp(np.arange(inp.warmup, inp.steps), versions, factors).mean())
+        inp = replace(inp, drift=(), lengths=replace(inp.lengths, law=None).scaled(factor))
     batch = inp.prompts_per_step * inp.samples_per_prompt
     step_s = inp.train.step_s(batch, inp.prompt_tokens, inp.lengths)
-    in_flight = min(inp.in_flight_cap or 1 << 40, inp.replicas * inp.max_running + inp.samples_per_prompt)
-    warmup = 2 + int(2 * in_flight * inp.lengths.tail_multiplier(inp.samples_per_prompt)) // inp.samples_per_prompt
+    warmup = 2 + int(2 * _most_in_flight(inp) * inp.lengths.tail_multiplier(inp.samples_per_prompt)) // (
+        inp.samples_per_prompt
+    )
     measured = max(8 * warmup, 20_000 // inp.samples_per_prompt)
     alone = replace(
         inp,
@@ -318,6 +343,18 @@ def rates(inp: SimulationInput) -> tuple[float, float]:
     return measured * inp.samples_per_prompt / elapsed, batch / step_s if step_s > 0 else float("inf")
 
 
+def _most_in_flight(inp: SimulationInput) -> float:
+    """About the samples in flight when the samplers are full; those in their environment are on top of the slots."""
+    slots = inp.replicas * inp.max_running
+    away = 0.0
+    if inp.turns > 1:
+        mean = inp.lengths.mean()
+        resident = inp.max_running * (inp.prompt_tokens + inp.lengths.resident_mean_tokens())
+        decoding_s = mean * inp.decode.iteration_s(inp.max_running, min(resident, inp.kv_tokens))
+        away = slots * (inp.turns - 1) * inp.turn_s / decoding_s
+    return min(float(inp.in_flight_cap or 1 << 40), slots + away + inp.samples_per_prompt)
+
+
 def _timeline(world: _state.World) -> Timeline:
     from rljob_planner.timeline import recorded
 
@@ -326,9 +363,9 @@ def _timeline(world: _state.World) -> Timeline:
 
 def _run(inp: SimulationInput, record: bool = False) -> _state.World:
     world = _state.new_world(inp, record)
-    while (status := run(world)) == _state.NEEDS_ROOM:
+    while (status := run(world)) == _state.NEEDS_ROOM and 2 * _state.used_bytes(world) <= MOST_BYTES:
         world = _state.grow(world)
-    _explain(status, inp, world)
+    explain(status, inp, world)
     return world
 
 
@@ -348,65 +385,3 @@ def _staleness(histogram: NDArray[np.int64]) -> StalenessSpread:
     mean = float(counts @ np.arange(top + 1)) / float(cumulative[-1])
     p95 = int(np.searchsorted(cumulative, 0.95 * cumulative[-1]))
     return StalenessSpread(mean, float(p95), top, tuple(int(c) for c in counts))
-
-
-def _check(inp: SimulationInput) -> None:
-    problems = []
-    if inp.mode not in _state.MODES:
-        problems.append(f"mode {inp.mode!r} is not one of {', '.join(_state.MODES)}")
-    if inp.bound not in _state.BOUNDS:
-        problems.append(f"bound {inp.bound!r} is not one of {', '.join(_state.BOUNDS)}")
-    if inp.overflow not in _state.OVERFLOWS:
-        problems.append(f"overflow {inp.overflow!r} is not one of {', '.join(_state.OVERFLOWS)}")
-    for name in ("replicas", "max_running", "prompts_per_step", "samples_per_prompt", "steps"):
-        if getattr(inp, name) < 1:
-            problems.append(f"{name} must be at least 1, not {getattr(inp, name)}")
-    if not 0 <= inp.warmup < inp.steps:
-        problems.append(f"warmup must be at least 0 and below steps ({inp.steps}), not {inp.warmup}")
-    if inp.max_staleness < 0 or inp.prompt_tokens < 0 or inp.weight_sync_s < 0:
-        problems.append("max_staleness, prompt_tokens and weight_sync_s must be at least 0")
-    if inp.turns != 1 or inp.group_correlation or inp.drift:
-        problems.append("turns, group_correlation and drift are not simulated yet")
-    if inp.in_flight_cap is not None and inp.in_flight_cap < inp.samples_per_prompt:
-        problems.append(f"an in-flight cap of {inp.in_flight_cap} admits no group of {inp.samples_per_prompt} samples")
-    if inp.queue_capacity is not None and inp.queue_capacity < inp.prompts_per_step:
-        problems.append(f"a queue of {inp.queue_capacity} groups never holds a batch of {inp.prompts_per_step}")
-    longest = inp.prompt_tokens + int(inp.lengths.support_tokens[-1])
-    if longest > inp.kv_tokens:
-        problems.append(f"a sample of {longest} tokens with its prompt never fits in {inp.kv_tokens} KV tokens")
-    if inp.replicas * inp.max_running > _state.MAX_SLOTS:
-        problems.append(f"{inp.replicas} × {inp.max_running} decode slots are more than {_state.MAX_SLOTS}")
-    for table in (inp.decode.fixed_s, inp.decode.memory_s, inp.decode.compute_s):
-        if len(table) < inp.max_running + 1 or not np.all(np.isfinite(table)):
-            problems.append("every decode table needs max_running + 1 finite entries")
-            break
-    else:
-        if inp.decode.iteration_s(1, inp.prompt_tokens + 1) <= 0:
-            problems.append("an iteration must take some time")
-    if problems:
-        raise ValueError("; ".join(problems))
-
-
-def _explain(status: int, inp: SimulationInput, world: _state.World) -> None:
-    """Raise ``SimulationStalled`` with the reason in words, unless the run ended well."""
-    if status == _state.FINISHED:
-        return
-    st = world.counters[0]
-    seen = (
-        f"after {float(st['now']):.6g} s, {int(st['version'])} of {inp.steps} steps and {int(st['finished'])} samples"
-    )
-    if status == _state.HELD_FOREVER:
-        raise SimulationStalled(
-            f"{seen}: hold with a maximum staleness of 0 never publishes, because samplers keep starting samples that the "
-            "next version would make stale; allow a staleness of at least 1, or let the queue block admission"
-        )
-    if status == _state.TOO_MUCH_WORK:
-        raise SimulationStalled(
-            f"{seen}: samplers generate so much more than the trainer consumes that the run does not end in reasonable time "
-            f"({int(st['queued'] + st['surplus'])} groups wait); bound the queue with overflow block, bound staleness by "
-            "admission, or use fewer samplers"
-        )
-    raise SimulationStalled(
-        f"{seen}: nothing can happen any more; {int(st['queued'])} complete groups wait where a step needs "
-        f"{inp.prompts_per_step}, and the rules admit no further group"
-    )

@@ -37,15 +37,29 @@ class Job:
     warmup: int = 0
     prefill_s: float = 0.0
     recompute_s_per_token: float = 0.0
+    turns: int = 1
+    environment_s: Callable[[int, int, int], float] = lambda _group, _index, _turn: 0.0
+    sandboxes: int | None = None
+    drift: Callable[[int], float] | None = None
+    """Factor of lengths by the version of a sample's start; they are cut at ``cap_tokens``."""
+    cap_tokens: int = 10**9
 
 
 @dataclass(eq=False)
 class Sample:
     group: Group
-    length: int
+    index: int
+    length: int = -1  # drawn at the start
     generated: int = 0
     version: int = -1
     fresh: bool = True
+    turn_ends: list[int] = field(default_factory=list)  # tokens at which a turn is over, the next first
+    turns_done: int = 0
+    left_at_version: int | None = None  # went to its environment, context in the cache
+    recompute: bool = False
+
+    def place(self) -> tuple[int, int]:
+        return self.group.number, self.index
 
 
 @dataclass(eq=False)
@@ -82,6 +96,8 @@ class Outcome:
     queue_max: int = 0
     kv_area: float = 0.0
     preemptions: int = 0
+    environment_area: float = 0.0
+    sandbox_waits: list[float] = field(default_factory=list)
     begin: float = 0.0
     end: float = 0.0
     periods: list[float] = field(default_factory=list)
@@ -109,6 +125,8 @@ class Reference:
         self.line: list[Sample] = []
         self.queue: list[Group] = []
         self.unfinished: list[Sample] = []  # started
+        self.asking: list[tuple[float, Sample]] = []  # since when it waits for a sandbox
+        self.away: list[tuple[float, Sample]] = []  # until when it is in its environment
         self.admitted = 0
         self.dropped = 0
         self.in_flight = 0
@@ -122,6 +140,7 @@ class Reference:
         while self.version < self.job.steps:
             self.now = self.advance()
             self.land()
+            self.visit_environments()
             self.train()
             if self.version == self.job.steps:
                 break
@@ -134,7 +153,7 @@ class Reference:
         return self.out
 
     def advance(self) -> float:
-        now = min([self.trainer_until] + [r.until for r in self.replicas])
+        now = min([self.trainer_until] + [r.until for r in self.replicas] + [until for until, _ in self.away])
         assert now < math.inf, "nothing left to happen"
         dt = now - self.now
         out = self.out
@@ -142,6 +161,7 @@ class Reference:
         out.busy_area += dt * sum(bool(r.running or r.joining) for r in self.replicas)
         out.kv_area += dt * sum(self.context(s) for r in self.replicas for s in r.running)
         out.in_flight_area += dt * self.in_flight
+        out.environment_area += dt * len(self.away)
         out.queue_area += dt * len(self.queue)
         return now
 
@@ -159,7 +179,13 @@ class Reference:
             r.iterating = False
             for s in list(r.running):
                 s.generated += 1
-                if s.generated == s.length:
+                if s.generated == s.turn_ends[0] and s.generated < s.length:
+                    r.running.remove(s)
+                    s.turn_ends.pop(0)
+                    s.turns_done += 1
+                    s.left_at_version = self.version
+                    self.asking.append((self.now, s))
+                elif s.generated == s.length:
                     r.running.remove(s)
                     self.unfinished.remove(s)
                     self.in_flight -= 1
@@ -170,6 +196,24 @@ class Reference:
             if r.pause > 0:
                 r.until, r.pause = self.now + r.pause, 0.0
         self.queue += sorted(completed, key=lambda g: g.number)
+
+    def visit_environments(self) -> None:
+        job = self.job
+        while True:
+            changed = False
+            self.asking.sort(key=lambda entry: (entry[0], entry[1].place()))
+            while self.asking and (job.sandboxes is None or len(self.away) < job.sandboxes):
+                since, sample = self.asking.pop(0)
+                self.out.sandbox_waits.append(self.now - since)
+                seconds = job.environment_s(*sample.place(), sample.turns_done)
+                self.away.append((self.now + seconds, sample))
+                changed = True
+            self.away.sort(key=lambda entry: (entry[0], entry[1].place()))
+            while self.away and self.away[0][0] <= self.now:
+                self.line.append(self.away.pop(0)[1])
+                changed = True
+            if not changed:
+                return
 
     def train(self) -> None:
         job = self.job
@@ -259,7 +303,7 @@ class Reference:
 
     def admit(self) -> None:
         group = Group(self.admitted)
-        group.samples = [Sample(group, self.job.length(group.number, j)) for j in range(self.job.samples_per_prompt)]
+        group.samples = [Sample(group, j) for j in range(self.job.samples_per_prompt)]
         self.line += group.samples
         self.admitted += 1
         self.in_flight += len(group.samples)
@@ -280,7 +324,7 @@ class Reference:
             if self.job.in_flight_cap is not None:
                 while self.may_admit():
                     self.admit()
-            elif not self.line and self.may_admit() and self.place(self.job.prompt_tokens) is not None:
+            elif not self.line and not self.asking and self.may_admit() and self.place(self.job.prompt_tokens) is not None:
                 self.admit()
             if not self.line:
                 return
@@ -289,12 +333,23 @@ class Reference:
             if replica is None:
                 return
             self.line.pop(0)
-            if sample.generated == 0:
-                sample.version = self.version
+            if sample.length < 0:
+                self.draw(sample)
+            sample.recompute = sample.left_at_version != self.version
+            sample.left_at_version = None
             if sample not in self.unfinished:
                 self.unfinished.append(sample)
             sample.fresh = True
             (replica.joining if replica.iterating else replica.running).append(sample)
+
+    def draw(self, sample: Sample) -> None:
+        job = self.job
+        sample.version = self.version
+        sample.length = job.length(*sample.place())
+        if job.drift is not None:
+            sample.length = max(1, min(job.cap_tokens, math.floor(sample.length * job.drift(self.version) + 0.5)))
+        turns = min(job.turns, sample.length)
+        sample.turn_ends = [sample.length * turn // turns for turn in range(1, turns + 1)]
 
     def begin_iterations(self) -> None:
         job = self.job
@@ -307,8 +362,10 @@ class Reference:
                 self.out.preemptions += 1
             seconds = job.iteration_s(len(r.running), sum(self.context(s) for s in r.running))
             for s in r.running:
-                if s.fresh:
-                    seconds += job.prefill_s if s.generated == 0 else job.recompute_s_per_token * self.context(s)
+                if s.fresh and s.generated == 0:
+                    seconds += job.prefill_s
+                elif s.fresh and s.recompute:
+                    seconds += job.recompute_s_per_token * self.context(s)
                 s.fresh = False
             r.iterating = True
             r.until = self.now + seconds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rljob_planner._draw import draw_correlated_lengths, draw_environments_s
 from rljob_planner.lengths import LengthDistribution
 from rljob_planner.simulate import DecodeCost, SimulationInput, SimulationResult, TrainCost, rates, simulate
 from tests.planner.reference import Job, Outcome, Reference
@@ -36,6 +38,10 @@ BASE = SimulationInput(
     warmup=20,
     seed=3,
 )
+DYADIC = replace(
+    BASE, decode=linear(8, 2.0**-7, 2.0**-12, 2.0**-20), train=TrainCost(0.375, 2.0**-16), weight_sync_s=2.0**-4
+)
+"""Times are multiples of 2^-20 s, so both simulators compute them without rounding and see the same ties."""
 SLOW_TRAINER = TrainCost(1.5, 1e-4)
 HINGE = DecodeCost(
     np.full(9, 0.004), np.full(9, 0.006), 1.5e-3 * np.arange(9.0), 4e-6, 1e-6, prefill_s_per_sample=0.002
@@ -91,13 +97,67 @@ CASES: dict[str, SimulationInput] = {
         BASE, lengths=LengthDistribution.from_values([32]), train=SLOW_TRAINER, queue_capacity=4, in_flight_cap=None
     ),
     "histogram": replace(BASE, lengths=LengthDistribution.from_histogram([(20, 3), (60, 5), (200, 1)])),
+    "environment": replace(DYADIC, turns=3, turn_s=0.75),
+    "environment, no cap": replace(DYADIC, turns=3, turn_s=0.75, in_flight_cap=None),
+    "environment, wide": replace(BASE, turns=4, turn_s=0.5, turn_cv=1.5, in_flight_cap=40),
+    "environment, few sandboxes": replace(BASE, turns=3, turn_s=0.7, turn_cv=0.5, sandboxes=3, in_flight_cap=40),
+    "environment, few sandboxes, no cap": replace(BASE, turns=3, turn_s=0.7, sandboxes=4, in_flight_cap=None),
+    "environment, one sandbox, equal lengths": replace(
+        BASE, lengths=LengthDistribution.from_values([32]), turns=2, turn_s=0.25, sandboxes=1, in_flight_cap=24
+    ),
+    "environment that takes no time": replace(BASE, turns=4, in_flight_cap=None),
+    "environment, more turns than tokens": replace(
+        BASE, lengths=LengthDistribution.lognormal(4, 0.8, 300), turns=6, turn_s=0.2, turn_cv=1.0
+    ),
+    "environment, sync": replace(BASE, mode="sync", turns=3, turn_s=0.7, turn_cv=1.0, sandboxes=6),
+    "environment, one-step-off": replace(BASE, mode="one-step-off", turns=3, turn_s=0.7, turn_cv=1.0),
+    "environment, hold": replace(
+        BASE, bound="hold", max_staleness=1, queue_capacity=12, turns=3, turn_s=0.7, turn_cv=1.0
+    ),
+    "environment, admission": replace(BASE, bound="admission", max_staleness=2, turns=3, turn_s=0.7, sandboxes=5),
+    "environment, context computed anew": replace(
+        BASE,
+        turns=3,
+        turn_s=0.7,
+        turn_cv=1.0,
+        decode=replace(linear(8), prefill_s_per_sample=0.01, recompute_s_per_token=2e-4),
+    ),
+    "KV-bound with an environment": replace(
+        BASE,
+        kv_tokens=450,
+        in_flight_cap=40,
+        turns=3,
+        turn_s=0.5,
+        turn_cv=1.0,
+        sandboxes=12,
+        steps=400,
+        decode=replace(linear(8), recompute_s_per_token=1e-4),
+    ),
+    "drift to longer answers": replace(BASE, drift=((0, 0.5), (60, 1.0), (100, 3.0))),
+    "drift to shorter answers, drop": replace(BASE, bound="drop", max_staleness=1, drift=((30, 2.0), (90, 0.5))),
+    "correlated lengths": replace(BASE, group_correlation=0.7),
+    "correlated lengths, no cap, drift": replace(
+        BASE, group_correlation=0.4, drift=((0, 1.0), (100, 2.0)), in_flight_cap=None
+    ),
+    "two humps": replace(
+        BASE, lengths=LengthDistribution.from_histogram([(10, 4), (20, 4), (150, 0), (250, 2)], max=250)
+    ),
+    "three replicas of one slot": replace(BASE, max_running=1, decode=linear(1), in_flight_cap=None),
+    "seven replicas": replace(BASE, replicas=7, in_flight_cap=48),
+    "a slow trainer and no limit at all": replace(BASE, train=TrainCost(6.0), in_flight_cap=None, steps=24, warmup=4),
     "squared train cost": replace(BASE, train=TrainCost(0.1, 1e-5, 2e-6), queue_capacity=8),
 }
 
 
 def reference(inp: SimulationInput) -> Outcome:
     groups = 64 * 1024
-    table = inp.lengths.sample(inp.seed, np.arange(groups)[:, None], np.arange(inp.samples_per_prompt)[None, :])
+    numbers, indices = (a.ravel() for a in np.mgrid[:groups, : inp.samples_per_prompt])
+    table = np.zeros(numbers.size, np.int64)
+    of = inp.lengths
+    draw_correlated_lengths(
+        np.uint64(inp.seed), numbers, indices, inp.group_correlation, of.support_tokens, of.cumulative, of.guide, table
+    )
+    table = table.reshape(groups, inp.samples_per_prompt)
     cost = inp.decode
 
     def iteration_s(n: int, resident: int) -> float:
@@ -108,6 +168,18 @@ def reference(inp: SimulationInput) -> Outcome:
         contexts = [inp.prompt_tokens + length for length in lengths]
         squares = sum(c * c for c in contexts)
         return inp.train.per_step_s + inp.train.per_token_s * sum(contexts) + inp.train.per_token_squared_s * squares
+
+    cv = math.sqrt(math.log1p(inp.turn_cv**2))
+
+    @cache
+    def environment_s(group: int, index: int, turn: int) -> float:
+        seconds = np.zeros(1)
+        at = [np.array([i]) for i in (group, index, turn)]
+        draw_environments_s(np.uint64(inp.seed), *at, inp.turn_s, cv, seconds)
+        return float(seconds[0])
+
+    def drift(version: int) -> float:
+        return float(np.interp(version, *zip(*inp.drift, strict=True)))
 
     job = Job(
         mode=inp.mode,
@@ -130,6 +202,11 @@ def reference(inp: SimulationInput) -> Outcome:
         warmup=inp.warmup,
         prefill_s=cost.prefill_s_per_sample,
         recompute_s_per_token=cost.recompute_s_per_token,
+        turns=inp.turns,
+        environment_s=environment_s,
+        sandboxes=inp.sandboxes,
+        drift=drift if inp.drift else None,
+        cap_tokens=inp.lengths.cap_tokens,
     )
     return Reference(job).run()
 
@@ -172,11 +249,15 @@ def test_agrees_with_reference(case: str) -> None:
         slow.kv_area / slow.elapsed / inp.replicas / inp.kv_tokens, rel=0.02, abs=1e-4
     )
     if exact:
+        waits = slow.sandbox_waits
+        assert fast.environment_samples == loose(slow.environment_area / slow.elapsed)
+        assert fast.sandbox_wait_s == loose(sum(waits) / len(waits) if waits else 0.0)
         assert fast.periods_s == pytest.approx(slow.periods, rel=1e-9, abs=1e-9)
         assert fast.staleness.histogram == tuple(np.bincount(slow.staleness))
         assert fast.queue_groups.max == slow.queue_max
         assert fast.preemptions == slow.preemptions == 0
     else:
+        assert fast.environment_samples == pytest.approx(slow.environment_area / slow.elapsed, rel=0.04, abs=1e-9)
         assert fast.staleness.max == pytest.approx(max(slow.staleness), abs=1)
         assert fast.queue_groups.max == pytest.approx(slow.queue_max, abs=2)
         assert fast.preemptions > 0

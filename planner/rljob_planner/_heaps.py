@@ -1,0 +1,149 @@
+"""Who comes first: binary heaps and tournament trees over flat arrays, for the compiled simulator.
+
+A tournament tree holds a value per replica in its leaves and, in every inner node, the smaller (or larger) of its two
+children: to change one value costs at most the depth of the tree, and mostly less, since the way up ends where nothing
+changes. With many replicas, that is the difference between a cost per sample that grows with their number and one that
+hardly does. A tree over n leaves is an array of twice the next power of two; leaf r lies in the second half, at
+``first_leaf(tree) + r``, and the root at 1.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rljob_planner._jit import jit
+
+
+@jit
+def sift_down(heap: Any, i: int, size: int) -> None:
+    """Restore the heap of ``size`` integers below position ``i``."""
+    key = heap[i]
+    child = 2 * i + 1
+    while child < size:
+        if child + 1 < size and heap[child + 1] < heap[child]:
+            child += 1
+        if heap[child] >= key:
+            break
+        heap[i] = heap[child]
+        i, child = child, 2 * child + 1
+    heap[i] = key
+
+
+@jit
+def sift_up(heap: Any, i: int) -> None:
+    """Restore the heap of integers above position ``i``."""
+    key = heap[i]
+    while i > 0 and heap[(i - 1) // 2] > key:
+        heap[i] = heap[(i - 1) // 2]
+        i = (i - 1) // 2
+    heap[i] = key
+
+
+@jit
+def push_entry(heap: Any, size: int, time_s: float, order: int, sample: int) -> None:
+    """Add an entry to a heap of ``size`` entries, ordered by time and, at one time, by ``order``."""
+    i = size
+    while i > 0:
+        above = heap[(i - 1) // 2]
+        if above.time_s < time_s or (above.time_s == time_s and above.order < order):
+            break
+        heap[i] = above
+        i = (i - 1) // 2
+    entry = heap[i]
+    entry.time_s, entry.order, entry.sample = time_s, order, sample
+
+
+@jit
+def pop_entry(heap: Any, size: int) -> int:
+    """Take the first of ``size`` entries away; returns its sample."""
+    sample = heap[0].sample
+    last = heap[size - 1]
+    i, child = 0, 1
+    while child < size - 1:
+        if child + 1 < size - 1 and (
+            heap[child + 1].time_s < heap[child].time_s
+            or (heap[child + 1].time_s == heap[child].time_s and heap[child + 1].order < heap[child].order)
+        ):
+            child += 1
+        if last.time_s < heap[child].time_s or (last.time_s == heap[child].time_s and last.order < heap[child].order):
+            break
+        heap[i] = heap[child]
+        i, child = child, 2 * child + 1
+    heap[i] = last
+    return int(sample)
+
+
+@jit
+def first_leaf(tree: Any) -> int:
+    """Where the leaves of a tree begin."""
+    return int(tree.size // 2)
+
+
+@jit
+def set_smallest(tree: Any, leaf: int, value: Any) -> None:
+    """Give a leaf of a tree of minima another value."""
+    tree[leaf] = value
+    i = leaf // 2
+    while i >= 1:
+        least = min(tree[2 * i], tree[2 * i + 1])
+        if tree[i] == least:
+            break
+        tree[i] = least
+        i //= 2
+
+
+@jit
+def set_largest(tree: Any, leaf: int, value: Any) -> None:
+    """Give a leaf of a tree of maxima another value."""
+    tree[leaf] = value
+    i = leaf // 2
+    while i >= 1:
+        most = max(tree[2 * i], tree[2 * i + 1])
+        if tree[i] == most:
+            break
+        tree[i] = most
+        i //= 2
+
+
+@jit
+def smallest(tree: Any) -> int:
+    """The leaf with the smallest value, the first of equals."""
+    i, leaves = 1, tree.size // 2
+    while i < leaves:
+        i *= 2
+        if tree[i + 1] < tree[i]:
+            i += 1
+    return int(i)
+
+
+@jit
+def smallest_above(tree: Any, ceilings: Any, floor: int, stack: Any) -> int:
+    """The leaf with the smallest value, the first of equals, among those whose leaf in ``ceilings`` (a tree of maxima) is above ``floor``; 0 if none is.
+
+    The more promising half of every subtree is looked into first, and a half that can hold no better leaf is left out.
+    """
+    leaves = tree.size // 2
+    best = 0
+    stack[0] = 1
+    size = 1
+    while size > 0:
+        size -= 1
+        i = stack[size]
+        if ceilings[i] <= floor or (best > 0 and tree[i] > tree[best]):
+            continue
+        if best > 0 and tree[i] == tree[best]:
+            first = i
+            while first < leaves:
+                first *= 2
+            if first > best:
+                continue
+        if i >= leaves:
+            best = i
+            continue
+        left, right = 2 * i, 2 * i + 1
+        if tree[right] < tree[left]:
+            left, right = right, left
+        stack[size] = right
+        stack[size + 1] = left
+        size += 2
+    return int(best)

@@ -1,0 +1,115 @@
+"""Who waits for a decode slot and who gets one, compiled by numba: the rules of admission and the choice of a replica."""
+
+from __future__ import annotations
+
+from rljob_planner._draw import draw_length
+from rljob_planner._environment import take_returned, turn_goal
+from rljob_planner._heaps import first_leaf, set_largest, smallest, smallest_above
+from rljob_planner._jit import jit
+from rljob_planner._replica import boundary, start
+from rljob_planner._state import ADMISSION, ONE_STEP_OFF, SYNC, World
+
+
+@jit
+def _may_admit(w: World) -> bool:
+    par, st = w.parameters[0], w.counters[0]
+    if par.in_flight_cap >= 0 and st.in_flight + par.samples_per_prompt > par.in_flight_cap:
+        return False
+    if par.queue_capacity >= 0 and par.drop_oldest == 0 and st.queued >= par.queue_capacity:
+        return False
+    if par.mode == SYNC:
+        return bool(st.admitted < (st.version + 1) * par.prompts_per_step)
+    if par.mode == ONE_STEP_OFF:
+        return bool(st.admitted < (st.steps_started + 1) * par.prompts_per_step)
+    if par.bound == ADMISSION:
+        return bool(st.admitted - st.dropped < (st.version + par.max_staleness + 1) * par.prompts_per_step)
+    return True
+
+
+@jit
+def _room(w: World, context: int, now: float) -> int:
+    """The replica with the fewest running samples (the first of equals) that has a slot and KV room for ``context`` tokens and one more; −1 if there is none.
+
+    Room is what is left beside the next token of every running sample, so a sample that starts is not preempted at once.
+    It only shrinks until a sample leaves the replica: what it was when it did not suffice is remembered.
+    """
+    par = w.parameters[0]
+    while w.load[1] < par.max_running:
+        leaf = smallest(w.load)
+        if w.refused[leaf] <= context:
+            leaf = smallest_above(w.load, w.refused, context, w.stack)
+            if leaf == 0 or w.load[leaf] >= par.max_running:
+                return -1
+        best = leaf - first_leaf(w.load)
+        rep = w.replicas[best]
+        room = par.kv_tokens - rep.resident - rep.joining_tokens - w.load[leaf] - 1
+        if room - rep.n * rep.k >= context:  # even at the end of its jump
+            return int(best)
+        if rep.n > 0 and rep.begin < now:
+            room -= rep.n * (rep.k if rep.cut == 1 else boundary(w, best, now))
+        if room >= context:
+            return int(best)
+        set_largest(w.refused, leaf, room + 1)
+    return -1
+
+
+@jit
+def _new_sample(w: World) -> int:
+    """The next admitted sample that never started, with the length that (seed, group, index) gives it."""
+    par, st = w.parameters[0], w.counters[0]
+    index = st.open_index
+    if index == 0:
+        st.free_groups -= 1
+        st.open_group = w.free_groups[st.free_groups]
+        group = w.groups[st.open_group]
+        group.number, group.left, group.tokens, group.squares = st.opened, par.samples_per_prompt, 0, 0.0
+        group.oldest = st.version
+        st.opened += 1
+    st.open_index = index + 1 if index + 1 < par.samples_per_prompt else 0
+    st.started += 1
+    st.free_samples -= 1
+    s = w.free_samples[st.free_samples]
+    sample = w.samples[s]
+    length = draw_length(w.seed, st.opened - 1, index, par.correlation, w.support, w.cumulative, w.guide)
+    if w.factors.size > 0:
+        length = max(1, min(par.cap_tokens, int(length * w.factors[st.version] + 0.5)))
+    sample.group, sample.index, sample.generated, sample.version = st.open_group, index, 0, st.version
+    sample.length = length
+    sample.turn, sample.goal, sample.cached = 0, length, -1
+    if par.turns > 1:
+        sample.goal = turn_goal(length, 0, par.turns)
+    w.unfinished[st.version] += 1
+    return int(s)
+
+
+@jit
+def fill(w: World, now: float) -> None:
+    """Admit the groups that may start now, then start waiting samples, the head of the line first."""
+    par, st = w.parameters[0], w.counters[0]
+    while True:
+        while par.in_flight_cap >= 0 and _may_admit(w):
+            st.admitted += 1
+            st.in_flight += par.samples_per_prompt
+        context = par.prompt_tokens
+        returned = st.first_returned >= 0 and w.samples[st.first_returned].behind <= st.started
+        if st.preempted > 0:
+            context += w.samples[w.preempted[st.preempted - 1]].generated
+        elif returned:
+            context += w.samples[st.first_returned].generated
+        elif st.started == st.admitted * par.samples_per_prompt:  # nobody waits
+            if par.in_flight_cap >= 0 or st.waiting_for_sandbox > 0 or not _may_admit(w):
+                return
+        r = _room(w, context, now)
+        if r < 0:
+            return
+        if st.preempted > 0:
+            st.preempted -= 1
+            s = w.preempted[st.preempted]
+        elif returned:
+            s = take_returned(w)
+        else:
+            if st.started == st.admitted * par.samples_per_prompt:  # without a cap a group comes when its first sample can start
+                st.admitted += 1
+                st.in_flight += par.samples_per_prompt
+            s = _new_sample(w)
+        start(w, s, r, now)
