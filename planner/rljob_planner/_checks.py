@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -92,7 +93,7 @@ def _decode(inp: SimulationInput) -> list[str]:
 def _agentic(inp: SimulationInput) -> list[str]:
     problems = []
     versions = [version for version, _ in inp.drift]
-    if any(b <= a for a, b in zip(versions, versions[1:], strict=False)) or any(v < 0 for v in versions):
+    if any(b <= a for a, b in pairwise(versions)) or any(v < 0 for v in versions):
         problems.append("the versions of drift must be at least 0 and rise")
     if not all(0 < factor < math.inf for _, factor in inp.drift):
         problems.append("the factors of drift must be numbers above 0")

@@ -27,7 +27,17 @@ import numba
 
 F = TypeVar("F", bound=Callable[..., object])
 
-_COMPILED = ("_draw.py", "_environment.py", "_heaps.py", "_jit.py", "_line.py", "_loop.py", "_queue.py", "_replica.py", "_state.py")
+_COMPILED = (
+    "_draw.py",
+    "_environment.py",
+    "_heaps.py",
+    "_jit.py",
+    "_line.py",
+    "_loop.py",
+    "_queue.py",
+    "_replica.py",
+    "_state.py",
+)
 
 _COMMON: dict[str, object] = {"nogil": True, "error_model": "numpy"}
 _FAST: dict[str, object] = {"_nrt": False, "forceinline": True}

@@ -96,9 +96,10 @@ def fill(w: World, now: float) -> None:
             context += w.samples[w.preempted[st.preempted - 1]].generated
         elif returned:
             context += w.samples[st.first_returned].generated
-        elif st.started == st.admitted * par.samples_per_prompt:  # nobody waits
-            if par.in_flight_cap >= 0 or st.waiting_for_sandbox > 0 or not _may_admit(w):
-                return
+        elif st.started == st.admitted * par.samples_per_prompt and (
+            par.in_flight_cap >= 0 or st.waiting_for_sandbox > 0 or not _may_admit(w)
+        ):
+            return  # nobody waits, and nobody comes
         r = _room(w, context, now)
         if r < 0:
             return
@@ -108,7 +109,9 @@ def fill(w: World, now: float) -> None:
         elif returned:
             s = take_returned(w)
         else:
-            if st.started == st.admitted * par.samples_per_prompt:  # without a cap a group comes when its first sample can start
+            if (
+                st.started == st.admitted * par.samples_per_prompt
+            ):  # without a cap a group comes when its first sample can start
                 st.admitted += 1
                 st.in_flight += par.samples_per_prompt
             s = _new_sample(w)

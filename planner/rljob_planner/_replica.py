@@ -41,9 +41,7 @@ def iterations_s(w: World, n: int, resident: float, k: int) -> float:
         return float(total + k * (first + first_slope * 0.5 * (k - 1)))
     k1 = min(k, int(-lead / lead_slope) + 1)
     k2 = k - k1
-    return float(
-        total + k1 * (first + first_slope * 0.5 * (k1 - 1)) + k2 * (then + then_slope * (k1 + 0.5 * (k2 - 1)))
-    )
+    return float(total + k1 * (first + first_slope * 0.5 * (k1 - 1)) + k2 * (then + then_slope * (k1 + 0.5 * (k2 - 1))))
 
 
 @jit

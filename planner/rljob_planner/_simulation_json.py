@@ -56,3 +56,9 @@ class SimulationJson(Part):
     dropped_groups: int = Field(description="Complete groups pushed out of the queue or discarded as too stale.")
     wasted_tokens: int = Field(description="Response tokens of the dropped groups.")
     trained_mean_length: float = Field(description="Mean response tokens of the samples that were trained.")
+    environment_samples: float | None = Field(
+        default=None, description="Samples in their environment, mean over time; absent without an environment."
+    )
+    sandbox_wait: float | None = Field(
+        default=None, description="Mean seconds that a turn waits for a sandbox; absent without an environment."
+    )

@@ -290,9 +290,7 @@ def grow(w: World) -> World:
         free_groups, queue = _twice(w.free_groups), np.zeros(2 * old, np.int64)
         free_groups[free : free + old] = np.arange(2 * old - 1, old - 1, -1)
         queue[:queued] = np.roll(w.queue, -int(st["queue_head"]))[:queued]
-        w = w._replace(
-            groups=_twice(w.groups), versions=_twice(w.versions), free_groups=free_groups, queue=queue
-        )
+        w = w._replace(groups=_twice(w.groups), versions=_twice(w.versions), free_groups=free_groups, queue=queue)
         st["free_groups"], st["queue_head"] = free + old, 0
     return w
 

@@ -222,6 +222,7 @@ class SimulationResult:
         """The result as the JSON object of ``rljob simulate``."""
         from rljob_planner._simulation_json import PeriodJson, QueueJson, SimulationJson, StalenessJson
 
+        agentic = self.environment_samples > 0
         return SimulationJson(
             period=PeriodJson(mean=self.period.mean, p10=self.period.p10, p50=self.period.p50, p90=self.period.p90),
             staleness=StalenessJson(mean=self.staleness.mean, p95=self.staleness.p95, max=self.staleness.max),
@@ -235,7 +236,9 @@ class SimulationResult:
             dropped_groups=self.dropped_groups,
             wasted_tokens=self.wasted_tokens,
             trained_mean_length=self.trained_mean_length,
-        ).model_dump(by_alias=True)
+            environment_samples=self.environment_samples if agentic else None,
+            sandbox_wait=self.sandbox_wait_s if agentic else None,
+        ).model_dump(by_alias=True, exclude_none=True)
 
 
 def simulate_scenario(scenario: Scenario, *, record: bool = False) -> SimulationResult:

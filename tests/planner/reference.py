@@ -324,7 +324,12 @@ class Reference:
             if self.job.in_flight_cap is not None:
                 while self.may_admit():
                     self.admit()
-            elif not self.line and not self.asking and self.may_admit() and self.place(self.job.prompt_tokens) is not None:
+            elif (
+                not self.line
+                and not self.asking
+                and self.may_admit()
+                and self.place(self.job.prompt_tokens) is not None
+            ):
                 self.admit()
             if not self.line:
                 return

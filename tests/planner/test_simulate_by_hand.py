@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
+from rljob_planner.lengths import LengthDistribution
 from rljob_planner.scenario import Scenario
-from rljob_planner.simulate import SimulationResult, simulate_scenario
+from rljob_planner.simulate import (
+    DecodeCost,
+    SimulationInput,
+    SimulationResult,
+    TrainCost,
+    simulate,
+    simulate_scenario,
+)
 
 
 def run(**sections: Any) -> SimulationResult:
@@ -201,6 +211,60 @@ def test_what_waits_for_a_slot_is_in_flight_but_not_running() -> None:
     )
     assert result.mean_in_flight == 6
     assert result.mean_running == 2
+
+
+def agentic(**changes: Any) -> SimulationResult:
+    """One slot, a token a second, 4 tokens in two turns, 3 s in the environment between them, a trainer that takes no time."""
+    one = np.ones(2)
+    job = SimulationInput(
+        mode="async", replicas=1, max_running=1, kv_tokens=1000, decode=DecodeCost(one, 0 * one, 0 * one, 0.0, 0.0),
+        train=TrainCost(0.0), weight_sync_s=0.0, prompts_per_step=1, samples_per_prompt=1, prompt_tokens=0,
+        lengths=LengthDistribution.from_values([4]), warmup=0, turns=2, turn_s=3.0,
+    )  # fmt: skip
+    return simulate(replace(job, **changes))
+
+
+def test_an_environment_holds_no_slot() -> None:
+    # Three groups take the slot in turn, at 0, 2 and 4, and come back at 5, 7 and 9: the first waits until 6, then they end at
+    # 8, 10 and 12. The next three start at 12, 14 and 16.
+    result = agentic(steps=6)
+    assert result.periods_s.tolist() == [8, 2, 2, 8, 2, 2]
+    assert result.staleness.histogram == (2, 2, 2)
+    assert result.environment_samples == pytest.approx(3 * 3 / 12)
+    assert result.sandbox_wait_s == 0
+    assert result.mean_running == 1
+    assert result.mean_in_flight == pytest.approx((2 + 2 * 2 + 4 * 3 + 2 * 2 + 2) / 12)
+
+
+def test_turns_wait_for_a_sandbox_and_no_group_comes_meanwhile() -> None:
+    # The second sample (2-4) asks for the sandbox at 4 and gets it at 5, when the first one leaves it for the free slot: 5-7.
+    # Then a group a cycle of 4 s: it starts as one ends (7, 11, 15), the other is in the environment meanwhile (9-12, 13-16).
+    result = agentic(sandboxes=1, steps=4)
+    assert result.periods_s.tolist() == [7, 4, 4, 4]
+    assert result.sandbox_wait_s == pytest.approx(1 / 5)
+    assert result.environment_samples == pytest.approx((4 * 3 + 2) / 19)
+
+
+def test_a_context_is_computed_anew_when_the_weights_have_changed() -> None:
+    # Alone: 2 s, 3 s away, 2 s; with a trainer of 4 s version 1 comes at 11. The second sample is away from 9 to 12, so its
+    # 2 tokens are computed anew, in 1 s; the third runs from 15 to 22 as the first did, and version 2 comes at 19.
+    result = agentic(
+        in_flight_cap=1, train=TrainCost(4.0), steps=3,
+        decode=DecodeCost(np.ones(2), np.zeros(2), np.zeros(2), 0.0, 0.0, recompute_s_per_token=0.5),
+    )  # fmt: skip
+    assert result.periods_s.tolist() == [11, 8, 8]
+
+
+def test_lengths_drift_with_the_version_of_the_start() -> None:
+    # 4 tokens at version 0, 6 at 1, 8 from 2 on; the sample that starts at 4, in the instant of version 1, has 6.
+    values = LengthDistribution.from_values([4], max=10)
+    result = agentic(turns=1, lengths=values, drift=((0, 1.0), (2, 2.0)), steps=4)
+    assert result.periods_s.tolist() == [4, 6, 8, 8]
+
+
+def test_lengths_that_drift_are_cut_at_the_cap() -> None:
+    result = agentic(turns=1, lengths=LengthDistribution.from_values([4], max=7), drift=((0, 1.0), (2, 2.0)), steps=3)
+    assert result.periods_s.tolist() == [4, 6, 7]
 
 
 def test_warm_up_is_left_out_of_every_statistic() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rljob_planner import _state
+from rljob_planner._checks import explain
+from rljob_planner._draw import draw_correlated_lengths, draw_environments_s
 from rljob_planner._loop import run
 from rljob_planner.lengths import LengthDistribution
 from rljob_planner.simulate import (
@@ -81,6 +84,12 @@ def jobs(draw: st.DrawFn, /, **fixed: Any) -> SimulationInput:
         steps=20,
         warmup=0,
         seed=draw(st.integers(0, 2**63 - 1)),
+        turns=draw(st.sampled_from([1, 1, 2, 5])),
+        turn_s=draw(st.sampled_from([0.0, 0.5, 3.0])),
+        turn_cv=draw(st.sampled_from([0.0, 1.0])),
+        sandboxes=draw(st.one_of(st.none(), st.integers(1, 6))),
+        group_correlation=draw(st.sampled_from([0.0, 0.6, 1.0])),
+        drift=draw(st.sampled_from([(), ((0, 1.0), (15, 3.0)), ((3, 0.2),)])),
     )
     return replace(job, **fixed)
 
@@ -96,13 +105,21 @@ def test_nothing_is_lost_and_nothing_is_older_than_its_bound(inp: SimulationInpu
     trained_groups = inp.steps * inp.prompts_per_step
     assert end["completed"] == trained_groups + end["dropped"] + end["queued"] + end["surplus"]
     started = -(-int(end["started"]) // inp.samples_per_prompt)
-    assert 0 <= started - end["completed"] <= inp.replicas * inp.max_running + 1
+    elsewhere = end["waiting_for_sandbox"] + end["away"]
+    returned, s = 0, int(end["first_returned"])
+    while s >= 0:
+        returned, s = returned + 1, int(world.samples["newer"][s])
+    if inp.turns == 1:
+        assert 0 <= started - end["completed"] <= inp.replicas * inp.max_running + 1
+        assert (elsewhere, returned) == (0, 0)
+    if inp.sandboxes is not None:
+        assert end["away"] <= inp.sandboxes
     assert end["admitted"] >= started
     assert end["in_flight"] == end["admitted"] * inp.samples_per_prompt - end["finished"]
-    assert end["running"] + end["preempted"] == end["started"] - end["finished"]
+    assert end["running"] + end["preempted"] + elsewhere + returned == end["started"] - end["finished"]
     assert end["trained_samples"] == trained_groups * inp.samples_per_prompt
     # Every slot and every place in the pool is either free or accounted for.
-    assert end["free_samples"] == inp.replicas * inp.max_running - (end["started"] - end["finished"])
+    assert end["free_samples"] == world.samples.size - (end["started"] - end["finished"])
     assert end["free_groups"] == world.groups.size - end["queued"] - (started - end["completed"])
     if inp.in_flight_cap is not None:
         assert end["in_flight"] <= inp.in_flight_cap
@@ -130,6 +147,10 @@ def test_results_are_sane(inp: SimulationInput) -> None:
     assert result.mean_running <= result.mean_in_flight + 1e-9
     assert result.mean_running <= inp.replicas * inp.max_running + 1e-9
     assert result.rho >= 0
+    assert result.sandbox_wait_s >= 0
+    assert 0 <= result.environment_samples <= result.mean_in_flight - result.mean_running + 1e-9
+    if inp.turns == 1 or inp.sandboxes is None:
+        assert result.sandbox_wait_s == 0
     if inp.mode == "sync":
         assert result.staleness.max == 0
     if inp.mode == "one-step-off":
@@ -224,11 +245,11 @@ def test_hold_without_staleness_stalls_and_says_why() -> None:
 def test_a_run_that_would_take_forever_stops_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_state, "_LEAST_WORK_SAMPLES", 1000)
     with pytest.raises(SimulationStalled, match=r"bound the queue with overflow block"):
-        simulate(replace(PLAIN, train=TrainCost(1e6)))
+        simulate(replace(PLAIN, train=TrainCost(1e6), bound="drop", max_staleness=0))
 
 
 def test_what_no_step_will_reach_is_counted_but_not_kept() -> None:
-    inp = replace(PLAIN, train=TrainCost(50.0), in_flight_cap=None, steps=20, warmup=0)
+    inp = replace(PLAIN, train=TrainCost(50.0), in_flight_cap=None, steps=20, warmup=0, bound="hold", max_staleness=30)
     world = _state.new_world(inp)
     while run(world) == _state.NEEDS_ROOM:
         world = _state.grow(world)
@@ -236,16 +257,72 @@ def test_what_no_step_will_reach_is_counted_but_not_kept() -> None:
     assert world.groups.size < 2 * (inp.steps * inp.prompts_per_step + 2 * inp.replicas * inp.max_running)
 
 
-def test_a_state_in_which_nothing_can_happen_is_reported() -> None:
-    from rljob_planner import simulate as module
+def test_far_behind_the_last_group_that_is_trained_the_samplers_go_on_as_they_did() -> None:
+    # A trainer forty times slower than the samplers; followed to the end with ``hold`` at a staleness that never matters.
+    inp = replace(PLAIN, train=TrainCost(20.0), in_flight_cap=24, steps=40, warmup=5)
+    closed, followed = simulate(inp), simulate(replace(inp, bound="hold", max_staleness=40))
+    assert closed.periods_s.tolist() == followed.periods_s.tolist()
+    assert closed.staleness == followed.staleness
+    assert closed.trained_mean_length == followed.trained_mean_length
+    assert closed.mean_running == pytest.approx(followed.mean_running, rel=0.01)
+    assert closed.mean_in_flight == pytest.approx(followed.mean_in_flight, rel=0.01)
+    assert closed.kv_utilization == pytest.approx(followed.kv_utilization, rel=0.01)
+    assert closed.queue_groups.mean == pytest.approx(followed.queue_groups.mean, rel=0.02)
+    assert closed.queue_groups.max == pytest.approx(followed.queue_groups.max, rel=0.02)
 
+
+def test_a_trainer_a_million_times_too_slow_takes_no_longer_than_another() -> None:
+    result = simulate(replace(PLAIN, train=TrainCost(1e6), in_flight_cap=None))
+    assert result.period.mean == pytest.approx(1e6)
+    assert result.queue_groups.max > 1e8
+
+
+def test_correlated_lengths_keep_their_distribution_and_share_a_group() -> None:
+    lengths = LengthDistribution.lognormal(300, 0.8, 20_000)
+    groups, indices = (a.ravel() for a in np.mgrid[:4000, :8])
+    drawn = np.zeros(groups.size, np.int64)
+    table = lengths.support_tokens, lengths.cumulative, lengths.guide
+    draw_correlated_lengths(np.uint64(5), groups, indices, 0.5, *table, drawn)
+    assert np.quantile(drawn, [0.1, 0.5, 0.9, 0.99]) == pytest.approx(
+        [lengths.quantile(p) for p in (0.1, 0.5, 0.9, 0.99)], rel=0.05
+    )
+    logs = np.log(drawn.reshape(4000, 8))
+    assert np.corrcoef(logs.T)[np.triu_indices(8, 1)].mean() == pytest.approx(0.5, abs=0.03)
+    draw_correlated_lengths(np.uint64(5), groups, indices, 1.0, *table, drawn)
+    assert (np.ptp(drawn.reshape(4000, 8), axis=1) == 0).all()
+
+
+def test_environment_times_have_their_mean_and_spread() -> None:
+    turns, seconds = np.arange(20_000), np.zeros(20_000)
+    draw_environments_s(np.uint64(1), turns % 50, turns % 7, turns, 10.0, math.sqrt(math.log1p(0.25)), seconds)
+    assert seconds.mean() == pytest.approx(10.0, rel=0.02)
+    assert seconds.std() == pytest.approx(5.0, rel=0.05)
+
+
+def test_correlated_lengths_make_a_group_wait_less_for_its_longest() -> None:
+    inp = replace(PLAIN, mode="sync", prompts_per_step=1, samples_per_prompt=16, max_running=8, steps=400, warmup=0)
+    alike = simulate(replace(inp, group_correlation=1.0)).period.mean
+    assert alike < 0.8 * simulate(inp).period.mean
+
+
+def test_little_s_law_gives_the_sandboxes_in_use() -> None:
+    inp = replace(PLAIN, turns=4, turn_s=2.0, turn_cv=1.0, in_flight_cap=200, steps=400, warmup=50)
+    result = simulate(inp)
+    samples = result.tokens_per_second / result.trained_mean_length
+    assert result.environment_samples == pytest.approx(samples * 3 * 2.0, rel=0.05)
+    half = simulate(replace(inp, sandboxes=round(result.environment_samples / 2)))
+    assert half.period.mean == pytest.approx(2 * result.period.mean, rel=0.1)
+    assert half.sandbox_wait_s > 1.0
+
+
+def test_a_state_in_which_nothing_can_happen_is_reported() -> None:
     world = _state.new_world(PLAIN)
     world.parameters[0]["in_flight_cap"] = 0
     assert run(world) == _state.NOTHING_LEFT
     with pytest.raises(
         SimulationStalled, match="nothing can happen any more; 0 complete groups wait where a step needs 4"
     ):
-        module.explain(_state.NOTHING_LEFT, PLAIN, world)
+        explain(_state.NOTHING_LEFT, PLAIN, world)
 
 
 @pytest.mark.parametrize(
@@ -263,6 +340,16 @@ def test_a_state_in_which_nothing_can_happen_is_reported() -> None:
         ({"max_running": 9}, "max_running \\+ 1 finite entries"),
         ({"decode": linear(8, 0.0, 0.0, 0.0)}, "an iteration must take some time"),
         ({"replicas": 1 << 22}, "more than"),
+        ({"turns": 0}, "turns must be at least 1"),
+        ({"sandboxes": 0}, "sandboxes must be at least 1"),
+        ({"turn_s": float("nan")}, "turn_s must be a number of at least 0, not nan"),
+        ({"group_correlation": 1.5}, "group_correlation must be from 0 to 1"),
+        ({"drift": ((5, 1.0), (5, 2.0))}, "the versions of drift must be at least 0 and rise"),
+        ({"drift": ((0, 0.0),)}, "the factors of drift must be numbers above 0"),
+        ({"drift": ((0, 1000.0),), "kv_tokens": 310}, "a sample of 320 tokens with its prompt never fits"),
+        ({"train": TrainCost(float("nan"))}, "train.per_step_s must be a number of at least 0"),
+        ({"steps": 10**9}, "simulate fewer steps"),
+        ({"prompts_per_step": 10**7, "samples_per_prompt": 1, "steps": 20}, "would need .* GB"),
     ],
 )
 def test_contradictions_are_told(changes: dict[str, Any], message: str) -> None:

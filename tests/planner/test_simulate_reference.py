@@ -174,12 +174,12 @@ def reference(inp: SimulationInput) -> Outcome:
     @cache
     def environment_s(group: int, index: int, turn: int) -> float:
         seconds = np.zeros(1)
-        at = [np.array([i]) for i in (group, index, turn)]
-        draw_environments_s(np.uint64(inp.seed), *at, inp.turn_s, cv, seconds)
+        groups, indices, turns = (np.array([i]) for i in (group, index, turn))
+        draw_environments_s(np.uint64(inp.seed), groups, indices, turns, inp.turn_s, cv, seconds)
         return float(seconds[0])
 
     def drift(version: int) -> float:
-        return float(np.interp(version, *zip(*inp.drift, strict=True)))
+        return float(np.interp(version, [v for v, _ in inp.drift], [factor for _, factor in inp.drift]))
 
     job = Job(
         mode=inp.mode,
