@@ -1,8 +1,8 @@
 """Reads what ``vllm bench`` leaves behind as rows to fit: results of ``serve``, folders of ``sweep``, cases of ``forward``.
 
 A result of ``bench serve`` says how long a token took and not how many requests ran meanwhile, which is what the time depends on.
-With ``--save-detailed`` both are known exactly (``row_of_requests``). Without it the mean is Little's law over the run; where a
-concurrency was set and requests followed each other at once, it is that concurrency.
+With ``--save-detailed`` both are known exactly (``row_of_requests``). Without it, the concurrency that was kept up tells, or else
+Little's law over the run.
 
 What cannot be used is left out with a reason, never silently: a wrong row costs more than a missing one.
 """
@@ -206,40 +206,42 @@ def served_row(result: Mapping[str, Any], source: str) -> tuple[MeasuredStep | N
     if exact is not None:
         row = exact
     else:
-        running = _running(numbers, result, tpot_s, response)
+        others, starts = _others(numbers, result, tpot_s, response)
         row = MeasuredStep(
             source=source,
             kind=RowKind.SERVED,
-            running=running,
+            running=1.0 + others,
             prompt_tokens=prompt,
             response_tokens=response,
             context_tokens=prompt + response / 2.0,
-            # Those that start first have all been prefilled before anybody decodes.
-            prefills_per_step=running / response * max(0.0, 1.0 - running / completed),
+            prefills_per_step=starts,
             measured_s=tpot_s,
         )
     return (row if width is None else replace(row, tensor_parallel=int(width))), ""
 
 
-def _running(numbers: Mapping[str, float], result: Mapping[str, Any], tpot_s: float, response: float) -> float:
-    """Mean requests that decode at once.
+def _others(
+    numbers: Mapping[str, float], result: Mapping[str, Any], tpot_s: float, response: float
+) -> tuple[float, float]:
+    """Mean requests that a decoding one sees decode beside it, and mean prompts of theirs that start in one of its steps.
 
-    By Little's law over the whole run, which counts the start and the end when few run; so where the run kept to a set concurrency,
-    that, less the share of a request's time before its first token.
+    Where a concurrency was kept up: those others, in the share of their time that they decode. Else requests arrive by chance, and
+    one that arrives finds the mean number (Little's law over the run), itself not counted.
     """
     completed, decode_s = numbers["completed"], tpot_s * max(response - 1.0, 1.0)
     mean = completed * decode_s / numbers["duration"]
     cap, rate = numbers.get("max_concurrency"), result.get("request_rate")
     unlimited = rate is None or _float(rate) is None or math.isinf(float(rate))
-    if cap is None and unlimited:
-        cap = completed
-    if cap is not None and unlimited:
-        cap = min(cap, completed)
-        share = decode_s / (decode_s + numbers.get("mean_ttft_ms", 0.0) / 1e3)
-        # All of a single wave decode at once, however long their prefills took before.
-        full = cap if completed <= cap else cap * share
-        return max(1.0, full if mean >= _SATURATED * full or completed <= cap else mean)
-    return max(1.0, mean)
+    if unlimited:
+        cap = completed if cap is None else min(cap, completed)
+        if completed <= cap:
+            # All of a single wave decode at once, and have all been prefilled before.
+            return completed - 1.0, 0.0
+        whole_s = decode_s + numbers.get("mean_ttft_ms", 0.0) / 1e3
+        if mean >= _SATURATED * cap * decode_s / whole_s:
+            later = 1.0 - cap / completed
+            return (cap - 1.0) * decode_s / whole_s, (cap - 1.0) * tpot_s / whole_s * later
+    return mean, mean / response
 
 
 def _detailed(result: Mapping[str, Any], source: str) -> MeasuredStep | None:

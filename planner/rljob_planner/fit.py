@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from rljob_planner.calibrate import LEAST_FACTOR, MOST_FACTOR
 from rljob_planner.errors import PlanningError
 from rljob_planner.hardware import DecodeEfficiency
-from rljob_planner.steptime import Engine, decode_step_s
+from rljob_planner.steptime import Engine, Prefill, decode_step_s
 
 FloatArray = NDArray[np.float64]
 Residuals = Callable[[FloatArray], FloatArray]
@@ -260,16 +260,19 @@ def predicted_s(engine: Engine, row: MeasuredStep) -> float:
     """Seconds of the step that a row measured, by the engine's constants."""
     if row.tensor_parallel is not None and row.tensor_parallel != engine.tensor_parallel:
         engine = replace(engine, tensor_parallel=row.tensor_parallel)
-    step = decode_step_s(
+    if row.kind is RowKind.FORWARD:
+        running, prefill = np.array([row.running]), None
+        if row.prefills_per_step:
+            prefill = Prefill(row.prefills_per_step * row.prompt_tokens, row.prefills_per_step, row.prompt_tokens)
+        step = float(engine.step_s(running, row.context_tokens, prefill)[0])
+        return step - engine.gpu.decode.step_s - row.running * engine.gpu.decode.request_s
+    return decode_step_s(
         engine,
         row.running,
         row.context_tokens,
         prefill_tokens=row.prefills_per_step * row.prompt_tokens,
         prompt_tokens=row.prompt_tokens,
     )
-    if row.kind is RowKind.FORWARD:
-        step -= engine.gpu.decode.step_s + row.running * engine.gpu.decode.request_s
-    return step
 
 
 def with_constants(engine: Engine, constants: DecodeEfficiency | None) -> Engine:

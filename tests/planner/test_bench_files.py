@@ -55,20 +55,21 @@ def test_a_recorded_result_is_read() -> None:
     assert row.measured_s == pytest.approx(2.0118e-3, rel=1e-4)
     assert row.response_tokens == 64
     assert row.prompt_tokens == pytest.approx(64.65)
-    # 9.72 requests a second, each decoding for 63 × 2.01 ms.
-    assert row.running == pytest.approx(9.7187 * 63 * 2.01184e-3, rel=1e-3)
+    # 9.72 requests a second arrive by chance, each decodes for 63 × 2.01 ms, and one sees the others and itself.
+    assert row.running == pytest.approx(1 + 9.7187 * 63 * 2.01184e-3, rel=1e-3)
 
 
 def test_a_closed_loop_runs_its_concurrency_less_the_time_of_prefills(tmp_path: Path) -> None:
     row = only(tmp_path, "a.json", result())
-    assert row.running == pytest.approx(16 * 1.0 / 1.1)
+    assert row.running == pytest.approx(1 + 15 * 1.0 / 1.1)
     assert row.context_tokens == pytest.approx(250.5)
-    assert row.prefills_per_step == pytest.approx(row.running / 101 * (1 - row.running / 160))
+    # Each of the 15 others starts once in 1.1 s; the first of ten waves had started before.
+    assert row.prefills_per_step == pytest.approx(15 * 0.01 / 1.1 * 0.9)
 
 
 def test_a_concurrency_that_was_never_reached_does_not_count(tmp_path: Path) -> None:
     row = only(tmp_path, "a.json", result(concurrency=16, max_concurrency=1000, request_rate=14.5))
-    assert row.running == pytest.approx(160 * 1.0 / 11.0)
+    assert row.running == pytest.approx(1 + 160 * 1.0 / 11.0)
 
 
 def test_a_single_wave_decodes_all_at_once(tmp_path: Path) -> None:

@@ -143,24 +143,24 @@ def _write(document: CalibrationJson, output: str) -> None:
 
 def _engine(model: str | None, names: list[str], gpu: str, tp: int, precision: str, kv_cache: str) -> Engine:
     """The engine that was measured; raises PlanningError."""
-    from rljob_planner import models
     from rljob_planner.errors import PlanningError
-    from rljob_planner.hardware import bytes_per_element
     from rljob_planner.hardware import gpu as known_gpu
+    from rljob_planner.models import resolve
+    from rljob_planner.precision import weight_format
     from rljob_planner.steptime import Engine
 
     if model is None and len(dict.fromkeys(names)) != 1:
         several = f" of several models ({', '.join(dict.fromkeys(names))})" if names else ""
         fail(f"say which model was measured with --model: these are rows{several or ' without a name'}")
     try:
-        shape = getattr(models, "resolve", models.model)(model or names[0])
+        shape = resolve(model or names[0])
     except PlanningError as error:
         fail(f"{error}; or give --model a path to its config.json" if model is None else str(error))
     for option, value in (("--precision", precision), ("--kv-cache", kv_cache)):
         try:
-            bytes_per_element(value)
-        except (KeyError, ValueError):
-            fail(f"{option}: {value!r} is no number format that is known here: write bf16, fp16 or fp8")
+            weight_format(value)
+        except PlanningError as error:
+            fail(f"{option}: {error}")
     if not shape.tensor_parallel_fits(tp):
         fail(f"--tp: {shape.name} has {shape.heads} attention heads, which {tp} GPUs cannot share evenly")
     return Engine(shape, known_gpu(gpu), tp, precision, kv_cache)
