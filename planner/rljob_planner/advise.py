@@ -52,6 +52,7 @@ class Expected:
     train_s: float | None = None
     wait_s: float | None = None
     sync_s: float | None = None
+    environment_s: float | None = None
     iteration_s: float | None = None
     staleness: float | None = None
 
@@ -170,12 +171,14 @@ _NAMES = {
     "train_s": "training of a step",
     "wait_s": "waiting of a step",
     "sync_s": "weight sync",
+    "environment_s": "environment of a sample",
     "iteration_s": "decode step",
     "staleness": "mean staleness",
 }
 _SLOW = {
     "train_s": "the trainer is slower than its FLOPs and MFU say: measure its MFU and state it (trainer.mfu), or find what it does besides",
     "sync_s": "the weights take longer to reach samplers than their bytes and path say",
+    "environment_s": "environments are slower than the spec says, or wait for a sandbox: state what they take (secondsPerTurn)",
     "iteration_s": "samplers are slower than data sheets say: rljob calibrate fits the constants to this engine",
     "wait_s": "the trainer waits longer than the model says: look at what the rollout does besides decoding",
 }

@@ -44,11 +44,13 @@ def expectation(
         if abs(longer - 1.0) > LIKE_MEASURED:
             job = job.with_lengths(job.lengths.scaled(longer))
     found = evaluate(spec, split, rooms, calibration=calibration, lengths=job.lengths)
+    environment = spec.workload.environment
     return Expected(
         period_s=found.period_s,
         train_s=_train_s(job, split, seen, calibration),
         wait_s=max(0.0, found.period_s * (1.0 - found.trainer_utilization)),
         sync_s=job.weight_sync_s,
+        environment_s=None if environment is None else (environment.turns - 1) * environment.seconds_per_turn,
         iteration_s=_iteration_s(job, split, seen, calibration, found.mean_running),
         staleness=found.staleness.mean,
     )

@@ -301,11 +301,17 @@ def test_what_a_real_vllm_showed_is_read() -> None:
 
 def test_the_model_stands_beside_what_was_measured() -> None:
     observed = Observation(
-        period_s=Seen(20.0, "p"), train_s=Seen(15.0, "t"), wait_s=Seen(1.0, "w"), iteration_s=Seen(0.021, "i")
+        period_s=Seen(20.0, "p"),
+        train_s=Seen(15.0, "t"),
+        wait_s=Seen(1.0, "w"),
+        environment_s=Seen(9.0, "e"),
+        iteration_s=Seen(0.021, "i"),
     )
-    diagnosis = diagnose(observed, Expected(period_s=12.0, train_s=10.0, sync_s=1.0, iteration_s=0.02))
+    diagnosis = diagnose(
+        observed, Expected(period_s=12.0, train_s=10.0, sync_s=1.0, environment_s=5.0, iteration_s=0.02)
+    )
     by_name = {c.name: c for c in diagnosis.compared}
-    assert list(by_name) == ["period", "training of a step", "decode step"]
+    assert list(by_name) == ["period", "training of a step", "environment of a sample", "decode step"]
     assert by_name["training of a step"].ratio == 1.5
     assert "MFU" in by_name["training of a step"].meaning
     assert by_name["decode step"].meaning == ""
