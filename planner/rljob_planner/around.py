@@ -32,6 +32,8 @@ _NUDGE = 1.1
 _MOST_SYNCHRONOUS_STEPS = 40
 _CLOSE = 0.03
 """Share of the period by which the formulas may err between two lock-step splits or two lengths' front runners."""
+_FEW_COUNTS = 8
+"""Trainer counts that a pass over another length looks at."""
 _PARETO_CAPS = (1.0, 0.7, 0.5, 0.36, 0.25, 0.18, 0.12)
 _PARETO_LAYOUTS, _PARETO_RUNS = 4, 4
 _SAME_PERIOD, _SAME_STALENESS = 0.004, 0.03
@@ -118,7 +120,11 @@ def length_sweep(race: Race, space: Space, best: Evaluation) -> tuple[SweepPoint
         job = race.job.with_lengths(race.job.lengths.scaled(factor))
         other = Race(job, race.calibration, race.run_steps, race.seed)
         try:
-            ahead = [s for s in line_up(other, Space(job, space.rooms, space.keep))[:2] if not s.reason]
+            ahead = [
+                s
+                for s in line_up(other, Space(job, space.rooms, space.keep, most_counts=_FEW_COUNTS))[:2]
+                if not s.reason
+            ]
         except PlanningError:
             continue
         close = [s for s in ahead if other.cost_of(s) <= other.cost_of(ahead[0]) * (1.0 + _CLOSE)]

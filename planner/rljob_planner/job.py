@@ -104,6 +104,12 @@ class Job:
         return self.spec.workload.samples_per_prompt
 
     @property
+    def away_s(self) -> float:
+        """Mean seconds that a sample spends in its environment, all turns together; waiting for a sandbox not counted."""
+        environment = self.spec.workload.environment
+        return 0.0 if environment is None else (environment.turns - 1) * environment.seconds_per_turn
+
+    @property
     def sandbox_limit(self) -> int | None:
         """Environments that may run at once; None: no limit, or no environments."""
         return None if self.spec.sandbox is None else self.spec.sandbox.max_replicas

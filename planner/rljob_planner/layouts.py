@@ -18,8 +18,7 @@ from rljob_planner.split import SamplerSplit, Split, TrainerSplit
 from rljob_planner.training import TrainerSetup, batch_divides, parallelism
 
 _WIDEST_USUAL = 8
-_MOST_TRAINER_COUNTS = 24
-"""Trainer counts that are looked at in one pass; the search refines around the best."""
+MOST_TRAINER_COUNTS = 24
 
 
 @dataclass(frozen=True)
@@ -49,6 +48,8 @@ class Space:
     """Only layouts with this split's GPUs per replica, widths and running samples."""
     trainer_replicas: int | None = None
     """Only this number of trainers."""
+    most_counts: int = MOST_TRAINER_COUNTS
+    """Trainer counts that are looked at in one pass; the search refines around the best."""
     _narrow: dict[int, str] = field(default_factory=dict)
     """Sampler widths that fell out, and why."""
     _untrainable: dict[int, str] = field(default_factory=dict)
@@ -210,7 +211,7 @@ class Space:
         """
         found: list[Layout] = []
         for width in self.widths:
-            for trainers in thinned(self.trainer_counts(width), _MOST_TRAINER_COUNTS):
+            for trainers in thinned(self.trainer_counts(width), self.most_counts):
                 most = self.samplers_beside(width, trainers)
                 least = self.job.spec.sampler.min_replicas
                 counts = thinned(list(range(least, most + 1)), 10) if fewer_samplers else [most]

@@ -20,7 +20,7 @@ from rljob_planner.evaluation import full_steps, quick_steps, simulated
 from rljob_planner.job import Job
 from rljob_planner.layouts import Layout, Space
 from rljob_planner.outcome import Evaluation
-from rljob_planner.screen import TOLERANCE, Screened, most_in_flight, screened
+from rljob_planner.screen import TOLERANCE, Screened, floor, most_in_flight, screened
 from rljob_planner.split import Split
 
 SCREEN_MARGIN = 0.15
@@ -166,22 +166,28 @@ def _could_run_more(found: Evaluation) -> bool:
 
 
 def line_up(race: Race, space: Space) -> list[Screened]:
-    """All layouts judged by formulas, the best first; around the best also those that a large budget passed over."""
+    """All layouts judged by formulas, the best first; around the best also those that a large budget passed over.
+
+    Those with the shortest floors are judged first, so that most others turn out hopeless before they are looked at.
+    """
     layouts = space.first(fewer_samplers=race.job.spec.objective is Objective.COST)
     judged: dict[tuple[int, int, int], Screened] = {}
     least = math.inf
-
-    def hopeless(found: Screened) -> bool:
-        return race.cost_of(found) > least * (1.0 + UNSURE_MARGIN)
-
     while layouts:
-        for layout in layouts:
-            found = screened(race.job, layout, race.calibration, race.run_steps, hopeless)
-            judged[_shape(layout)] = found
-            if not found.reason and not found.floor:
-                least = min(least, race.cost_of(found))
+        floors = [floor(race.job, layout, race.calibration) for layout in layouts]
+        for found in sorted(floors, key=race.cost_of):
+            if race.cost_of(found) <= least * (1.0 + _margin(race.job)):
+                found = screened(race.job, found.layout, race.calibration, race.run_steps)
+                if not found.reason:
+                    least = min(least, race.cost_of(found))
+            judged[_shape(found.layout)] = found
         layouts = _between(race, space, judged)
     return sorted(judged.values(), key=lambda s: (bool(s.reason), s.floor, race.cost_of(s)))
+
+
+def _margin(job: Job) -> float:
+    """Share by which a layout may trail the best by formulas and still win."""
+    return UNSURE_MARGIN if job.spec.staleness.bound in (Bound.NONE, Bound.HOLD) else SCREEN_MARGIN
 
 
 def _shape(layout: Layout) -> tuple[int, int, int]:
@@ -232,6 +238,5 @@ def winners(race: Race, judged: Sequence[Screened]) -> list[Evaluation]:
 
 def front(race: Race, judged: Sequence[Screened], most: int = _MOST_QUICK) -> list[Screened]:
     """What formulas put so near to the front that it may win."""
-    unsure = race.job.spec.staleness.bound in (Bound.NONE, Bound.HOLD)
-    limit = race.cost_of(judged[0]) * (1.0 + (UNSURE_MARGIN if unsure else SCREEN_MARGIN))
+    limit = race.cost_of(judged[0]) * (1.0 + _margin(race.job))
     return [s for s in judged if race.cost_of(s) <= limit and not s.floor][:most] or [judged[0]]

@@ -29,20 +29,13 @@ class Sandboxes:
     """Mean seconds that a sample waits for one, each time that it needs one."""
 
 
-def seconds_in_environment(job: Job) -> float:
-    """Mean seconds that a sample spends in its environment, waiting for a sandbox not counted."""
-    environment = job.spec.workload.environment
-    return 0.0 if environment is None else (environment.turns - 1) * environment.seconds_per_turn
-
-
 def sandboxes(job: Job, best: Evaluation, unlimited: Evaluation | None) -> Sandboxes | None:
     """What a split needs; ``unlimited`` is the same split without a limit of sandboxes."""
     if job.spec.workload.environment is None:
         return None
-    spent_s = seconds_in_environment(job)
 
     def used(found: Evaluation) -> float:
-        return job.batch / found.period_s * spent_s
+        return job.batch / found.period_s * job.away_s
 
     return Sandboxes(
         needed=used(best),

@@ -9,7 +9,7 @@ that keep staleness to its limit. Under ``none`` and ``admission`` that is a sho
 and ``drop`` more in flight also waits or wastes more, so caps of all sizes are compared.
 
 Most layouts of a large budget are far from the best whatever their cap. A bound only ever slows a job down, so the period without
-one is a floor: a layout whose floor is hopeless is not looked at any further.
+one is a floor: the search asks for the floors of all layouts first, and for the caps only of those that may yet win.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _SHARPNESS = 12.0
 _CAP_SHARES = (1.0, 0.65, 0.42, 0.27, 0.18, 0.115, 0.075)
 _BETWEEN = 0.8
 """From one of these shares about half-way to the next."""
-_LESS = 0.85
-"""Of a cap, the next lower one that is tried."""
+_LESS, _LITTLE_LESS = 0.6, 0.78
+"""Of a cap, the next lower one that is tried; where that is too low, the one between."""
 _NEXT_TO_NO_TIME = 1.005
 _CLEARLY_SLOWER = 1.2
 _CAP_TRIES = 6
@@ -83,13 +83,20 @@ def over_limit(job: Job, mean: float) -> str:
 
 
 def most_in_flight(job: Job, layout: Layout, slack: float = 1.0) -> int:
-    """The largest cap worth having: what can run at once, and no more than staleness may ever admit.
+    """The largest cap worth having: what can run or be in its environment at once, and no more than staleness may ever admit.
 
     ``slack`` above 1 lets some wait: groups leave one sample at a time and enter whole, so that without any waiting slots stay empty.
     """
     samplers = layout.samplers
     slots = min(samplers.max_running, job.kv_tokens(samplers.tensor_parallel) / job.context_tokens)
-    room = samplers.replicas * slots * slack + (slack - 1.0) * job.group
+    room = samplers.replicas * slots
+    if job.away_s > 0.0:
+        cost = job.decode_cost(samplers.tensor_parallel, samplers.max_running, 1.0)
+        served = room / (cost.iteration_s(slots, slots * job.context_tokens) * job.lengths.mean())
+        if job.sandbox_limit is not None:
+            served = min(served, job.sandbox_limit / job.away_s)
+        room += served * job.away_s
+    room = room * slack + (slack - 1.0) * job.group
     return max(job.group, int(min(room, job.most_in_flight)) // job.group * job.group)
 
 
@@ -118,19 +125,8 @@ def floor(job: Job, layout: Layout, calibration: Calibration) -> Screened:
     return Screened(layout, split, period_s, math.nan, "", floor=True)
 
 
-def screened(
-    job: Job,
-    layout: Layout,
-    calibration: Calibration,
-    steps: int,
-    hopeless: Callable[[Screened], bool] | None = None,
-) -> Screened:
-    """A layout with its best cap, by formulas.
-
-    ``hopeless`` says of a layout at its floor that nobody will want it, so that its cap need not be looked for.
-    """
-    if hopeless is not None and hopeless(least := floor(job, layout, calibration)):
-        return least
+def screened(job: Job, layout: Layout, calibration: Calibration, steps: int) -> Screened:
+    """A layout with its best cap, by formulas."""
 
     def at(cap: float) -> Screened:
         return judged(job, layout, max(job.group, round(cap / job.group) * job.group), calibration, steps)
@@ -161,13 +157,16 @@ def _within_limit(job: Job, at: Callable[[float], Screened], most: int) -> Scree
 
 
 def _economical(job: Job, at: Callable[[float], Screened], best: Screened) -> Screened:
-    """The smallest cap that costs next to no time."""
+    """About the smallest cap that costs next to no time."""
     fastest_s = best.period_s
-    while not best.reason and best.split.in_flight * _LESS >= job.group:
-        other = at(best.split.in_flight * _LESS)
-        if other.reason or other.split == best.split or other.period_s > fastest_s * _NEXT_TO_NO_TIME:
-            break
-        best = other
+    for less in (_LESS, _LITTLE_LESS):
+        while not best.reason and best.split.in_flight * less >= job.group:
+            other = at(best.split.in_flight * less)
+            if other.reason or other.split == best.split or other.period_s > fastest_s * _NEXT_TO_NO_TIME:
+                break
+            best = other
+            if less == _LITTLE_LESS:
+                break
     return best
 
 
