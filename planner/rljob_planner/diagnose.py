@@ -23,6 +23,8 @@ WAITS = 0.10
 HARDLY_WAITS = 0.05
 READY_STEPS = 1.0
 """Steps' worth of complete groups in the queue from which the trainer has something to do."""
+HELD_BACK = 0.20
+"""Share of time in which samplers idle beside a trainer that never waits, from which they are held back for it."""
 HEAVY_SANDBOX = 0.50
 """Share of a sample's life in its environment from which that, and not decoding, is how long it takes."""
 GATED = 0.10
@@ -234,11 +236,14 @@ def _bound(
         why.append(f"the trainer waits for samples in {wait:.0%} of the period")
     if ready is not None and seen.queue_groups is not None:
         why.append(_ready_line(seen.queue_groups.value, ready))
-    if wait is None or ready is None or (ready[0] < READY_STEPS <= ready[1] and wait >= HARDLY_WAITS):
-        points = _pointing(wait)
+    if wait is None or ready is None:
         lacking = "how long the trainer waits" if wait is None else "how many groups are ready for it"
         why.append(f"{lacking} is not known, and one side alone does not tell which it is")
-        return Bound.UNKNOWN, False, (*why, *points)
+        return Bound.UNKNOWN, False, (*why, *_pointing(wait))
+    open_question = ready[0] < READY_STEPS <= ready[1]
+    if open_question and wait >= HARDLY_WAITS:
+        why.append("whether that is enough for a step depends on how many samples a group has, which is not known")
+        return Bound.UNKNOWN, False, (*why, *_pointing(wait))
     full = ready[0] >= READY_STEPS
     if wait >= WAITS and full:
         why.append(
@@ -251,11 +256,17 @@ def _bound(
         why.append(f"and it stops for weight sync, {shares['sync']:.0%} of the period")
         return Bound.WEIGHT_SYNC, True, tuple(why)
     growing = seen.queue_growth_groups is not None and seen.queue_growth_groups.value >= 1
-    if wait < HARDLY_WAITS and (full or growing):
+    idle = shares["idle"]
+    held = idle is not None and idle >= HELD_BACK
+    if wait < HARDLY_WAITS and (full or growing or held):
         why.append("so samplers are ahead of it" + (", and the queue grows" if growing else ""))
+        if held:
+            why.append(
+                f"they have nothing to run in {idle:.0%} of the time, held back by the cap, the bound or the queue"
+            )
         return Bound.TRAINERS, True, tuple(why)
     why.append("so neither side waits long for the other")
-    return Bound.BALANCED, wait < HARDLY_WAITS, tuple(why)
+    return Bound.BALANCED, wait < HARDLY_WAITS and not open_question, tuple(why)
 
 
 def _pointing(wait: float | None) -> tuple[str, ...]:
@@ -313,7 +324,7 @@ def _unknown(seen: Observation, terms: Sequence[Term], ready: tuple[float, float
     if ready is None:
         found.append("queue: rljob_queue_depth_groups is not there")
     elif ready[0] != ready[1] and ready[1] >= READY_STEPS:
-        found.append("queue in steps: how many samples a group has is not known")
+        found.append("queue in steps: how many samples a group has is not known; the job tells (--job, or rljob/NAME)")
     if seen.running is None:
         found.append("samplers: vllm:num_requests_running is not there")
     return found

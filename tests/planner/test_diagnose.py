@@ -90,3 +90,10 @@ def test_advice_never_promises_more_than_the_wait() -> None:
 def test_dropped_groups_are_named() -> None:
     found = diagnose(replace(WHOLE, dropped_groups=Seen(12.0, "dropped")), samples_per_prompt=8)
     assert "12 complete groups were thrown away" in found.advice[-1].because
+
+
+def test_samplers_that_idle_beside_a_busy_trainer_are_held_back_for_it() -> None:
+    held = replace(WHOLE, train_s=Seen(20.0, "train"), wait_s=Seen(0.0, "wait"), busy=Seen(0.5, "busy"))
+    found = diagnose(held, samples_per_prompt=8)
+    assert found.bound is Bound.TRAINERS
+    assert "50% of the time" in found.why[-1]
