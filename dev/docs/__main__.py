@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from dev.docs import first_principles
+from dev.docs import command_line, first_principles, planner
 from dev.docs.example import ROOT
 from dev.docs.page import differences
 
@@ -16,6 +16,8 @@ DOCS = ROOT / "docs"
 
 PAGES: dict[str, Callable[[], str]] = {
     "first-principles.md": first_principles.text,
+    "planner.md": planner.text,
+    "cli.md": command_line.text,
 }
 """Pages that are written and compared here; docs/validation.md has a module and a test of its own."""
 

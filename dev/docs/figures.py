@@ -90,7 +90,7 @@ def decode_step() -> Figure:
     right.plot(n, n / step.at(1) / 1e3, color=GREY, linestyle=":", linewidth=1.2, label="if a step never got longer")
     right.set(title="Tokens a second, thousands", xlabel="running samples on the GPU", xlim=(1, 512))
     right.set_ylim(0, float(step.rate[shown].max()) / 1e3 * 1.1)
-    right.legend(loc=(0.48, 0.32))
+    right.legend(loc=(0.46, 0.3), frameon=True, facecolor="white", edgecolor="none", framealpha=1.0)
     for factor in (1.0, 2.0, 4.0, 8.0):
         at = tradeoffs.decode_step(factor).room
         if at <= 512:

@@ -13,7 +13,7 @@ from rljob_planner.api.spec import RLJobSpec
 from rljob_planner.closedform import predict
 from rljob_planner.layouts import Space
 from rljob_planner.lengths import LengthDistribution
-from rljob_planner.outcome import Evaluation, Plan
+from rljob_planner.outcome import RATIO_VARIANCE, Evaluation, Plan, ratio_variance
 from rljob_planner.placement import default_rooms
 from rljob_planner.screen import screened
 from rljob_planner.search import evaluate, plan
@@ -21,9 +21,6 @@ from rljob_planner.simulate import SimulationInput, SimulationResult, simulate
 from rljob_planner.split import Split
 
 FloatArray = NDArray[np.float64]
-
-RATIO_VARIANCE = 0.05
-"""Assumed variance σ² of the log importance ratio that one version of staleness adds."""
 
 LIMITS = (0, 1, 2, 4, 8)
 """Staleness limits that are compared."""
@@ -34,12 +31,6 @@ SPREADS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0)
 CAPACITIES = (1, 2, 4)
 """Queue capacities, in batches, at which formulas and simulation are compared."""
 RHOS = (0.5, 0.65, 0.8, 0.9, 1.0, 1.05, 1.1, 1.2, 1.35, 1.6, 2.0)
-
-
-def ratio_variance(histogram: tuple[int, ...]) -> float:
-    """Variance of the importance ratio over a staleness histogram: mean of e^(σ²·s) − 1, ln ratio normal with variance σ²·s."""
-    counts = np.array(histogram, dtype=np.float64)
-    return float(counts @ np.expm1(RATIO_VARIANCE * np.arange(len(counts))) / counts.sum())
 
 
 @dataclass(frozen=True)
@@ -60,7 +51,7 @@ class Limited:
     @property
     def ratio_variance(self) -> float:
         """Variance of the importance ratio of what was trained."""
-        return ratio_variance(self.result.staleness.histogram)
+        return ratio_variance(self.result.staleness.histogram, RATIO_VARIANCE)
 
 
 @cache
