@@ -22,9 +22,10 @@ from typing import TYPE_CHECKING
 
 import yaml
 
-from rljob_planner.hardware import Gpu, bytes_per_element, training_constants
+from rljob_planner.hardware import Gpu, training_constants
 from rljob_planner.memory import trainer_memory
 from rljob_planner.models import ModelShape
+from rljob_planner.precision import bytes_per_element
 from rljob_planner.split import TrainerSplit
 
 if TYPE_CHECKING:

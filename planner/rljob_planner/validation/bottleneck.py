@@ -6,8 +6,8 @@ agents do: of a trajectory's tokens a quarter is generated (the rest are tool re
 (during which it holds no decode slot), and half of all groups are filtered before they are trained, since all their samples got the
 same reward.
 
-One number is learned from the other rows of a family: how much slower samplers are beside trainers than predicted. Stated sides,
-waits and total times relative to each other all speak of it. GPUs that are lent to samplers while their trainer waits make both sides
+One number is learned from the other rows of a family: how much slower samplers are beside trainers than predicted. Stated sides
+speak of it, even of one other row; from two on waits and total times relative to each other do as well. GPUs that are lent to samplers while their trainer waits make both sides
 finish together; such a row tells that the same split without lending is rollout-bound, and by how much.
 """
 
@@ -173,7 +173,7 @@ def _slower(others: Sequence[tuple[Case, Balance]]) -> float:
         for case, balance in others:
             ratio = math.log(balance.rho / slower)
             side, wait = measured_side(case), case.value("trainer_wait_frac")
-            if wait is not None and wait > 0:
+            if wait is not None and wait > 0 and len(others) > 1:
                 found.append((ratio - math.log(1.0 - min(wait, 0.99))) / _SIDE_TOLERANCE)
             elif side == ROLLOUT or (side == MATCHED and balance.lending):
                 found.append(max(0.0, ratio + math.log1p(TRAIN_UNTIL)) / _SIDE_TOLERANCE)

@@ -2,7 +2,7 @@
 
 A family is a set of runs of one software on one kind of hardware, so what the planner gets wrong by a constant there shows in every row
 of it. Two numbers are learned, one per side: measured over predicted speed of samplers, and of trainers with all they do. Where the
-rows state no mean length, one more: a mean that all of them share. Nothing else, and never from the row that is predicted.
+rows state no mean length, one more: a law that all of them share. Nothing else, and never from the row that is predicted.
 
 The period says how fast the bound side is, and nothing of the other; parts of it, where a row breaks its period down, say more. Each
 counts with its own tolerance.
@@ -20,7 +20,15 @@ from numpy.typing import NDArray
 from rljob_planner.lengths import LengthDistribution
 from rljob_planner.validation.cases import Case
 from rljob_planner.validation.fit import Unknown, fitted
-from rljob_planner.validation.physics import Factors, Parts, law_of, mean_of, parts_of
+from rljob_planner.validation.physics import (
+    SIGMA,
+    Factors,
+    Parts,
+    law_of,
+    law_with_median,
+    mean_of,
+    parts_of,
+)
 from rljob_planner.validation.setting import SYNC, Setting
 
 ROWS_FOR_FACTORS = 3
@@ -28,14 +36,16 @@ ROWS_FOR_FACTORS = 3
 
 _PERIOD, _PART, _WAIT = 0.08, 0.25, 0.15
 """Tolerances: of ln period, of ln of a part, and of the trainer's wait as a share of the period."""
-_SAMPLERS_VARY, _TRAINERS_VARY, _LENGTHS_VARY = 0.5, 0.6, 0.8
+_SAMPLERS_VARY, _TRAINERS_VARY, _LENGTHS_VARY = 0.5, 0.6, 0.5
 """Spread of the priors, of a logarithm: engines come within a factor of 1.6 of each other, trainers of 1.8 (their MFU lies between 0.03
-and 0.4 with the model's size already accounted for in part), lengths of 2.2."""
+and 0.4 with the model's size already accounted for in part), lengths of 1.6."""
 _SHARE_OF_CAP, _LONGEST_EXPECTED = 0.15, 4000.0
 """Where a mean is expected while no row speaks: a share of the cap, as of long reasoning runs with room to spare."""
 
 FloatArray = NDArray[np.float64]
 Deviations = Callable[[Setting, Parts, LengthDistribution], list[float]]
+Simulator = Callable[[Setting, LengthDistribution, Factors], float]
+"""Period in seconds."""
 
 
 @dataclass(frozen=True)
@@ -43,16 +53,16 @@ class Learned:
     """What the other rows of a family say."""
 
     factors: Factors
-    mean_tokens: float | None
-    """Mean response length of rows that state none; None where all of them do."""
+    median_tokens: float | None
+    """Median response of the law that rows without a mean share, before their caps cut it; None where all rows state a mean."""
 
     def law(self, setting: Setting) -> LengthDistribution:
-        """The lengths of a row: its own mean, else that of its family."""
+        """The lengths of a row: with its own mean, else the law of its family under its own cap."""
         mean = mean_of(setting)
-        if mean is None:
-            assert self.mean_tokens is not None
-            mean = self.mean_tokens
-        return law_of(round(mean, 1), setting.cap_tokens)
+        if mean is not None:
+            return law_of(round(mean, 1), setting.cap_tokens)
+        assert self.median_tokens is not None
+        return law_with_median(round(self.median_tokens, 1), setting.cap_tokens)
 
 
 def family_settings(settings: Sequence[Setting]) -> tuple[Setting, ...]:
@@ -64,12 +74,18 @@ def family_settings(settings: Sequence[Setting]) -> tuple[Setting, ...]:
 
 
 def learned(
-    others: Sequence[Setting], row: Setting, *, factors: bool, deviations: Deviations | None = None
+    others: Sequence[Setting],
+    row: Setting,
+    *,
+    factors: bool,
+    deviations: Deviations | None = None,
+    simulator: Simulator | None = None,
 ) -> Learned | None:
-    """What ``others`` say for ``row``: factors if asked for, a mean length if the row states none.
+    """What ``others`` say for ``row``: factors if asked for, a length law if the row states no mean.
 
     None where nothing could be learned that is needed: no other row, and no length of its own. ``deviations`` says how far a
-    prediction is from a row's measurements; by default from its period and the parts of it.
+    prediction is from a row's measurements; by default from its period and the parts of it. With a ``simulator`` the fit is repeated with
+    each formula corrected by what the simulator says at the first answer, since it is the simulator that predicts in the end.
     """
     compare = deviations or period_deviations
     needs_length = mean_of(row) is None
@@ -85,22 +101,35 @@ def learned(
         unknowns.append(Unknown(math.log(usual.trainer), _TRAINERS_VARY, -3.0, 2.0))
     if without:
         caps = [s.cap_tokens for s in (*others, row)]
-        expected = np.mean([math.log(min(_SHARE_OF_CAP * c, _LONGEST_EXPECTED)) for c in caps])
+        expected = np.mean([math.log(min(_SHARE_OF_CAP * c, _LONGEST_EXPECTED)) for c in caps]) - 0.5 * SIGMA**2
         unknowns.append(Unknown(float(expected), _LENGTHS_VARY, math.log(16), math.log(0.9 * min(caps))))
 
     def read(x: FloatArray) -> Learned:
         speeds = Factors(math.exp(x[0]), math.exp(x[1])) if factors else usual
         return Learned(speeds, math.exp(x[-1]) if without else None)
 
+    longer = [1.0] * len(others)
+
     def residuals(x: FloatArray) -> FloatArray:
         known = read(x)
         found: list[float] = []
-        for s in others:
+        for s, ratio in zip(others, longer, strict=True):
             law = known.law(s)
-            found.extend(compare(s, parts_of(s, law, known.factors), law))
+            parts = parts_of(s, law, known.factors)
+            if ratio != 1.0:
+                moved = (ratio - 1.0) * parts.period_s
+                parts = replace(parts, period_s=parts.period_s + moved, wait_s=max(0.0, parts.wait_s + moved))
+            found.extend(compare(s, parts, law))
         return np.array(found)
 
-    return read(fitted(unknowns, residuals))
+    answer = fitted(unknowns, residuals)
+    if simulator is None:
+        return read(answer)
+    known = read(answer)
+    for i, s in enumerate(others):
+        law = known.law(s)
+        longer[i] = simulator(s, law, known.factors) / parts_of(s, law, known.factors).period_s
+    return read(fitted(unknowns, residuals, answer.tolist()))
 
 
 def measured_period_s(case: Case) -> float | None:

@@ -19,13 +19,14 @@ from functools import lru_cache
 
 import numpy as np
 
-from rljob_planner.closedform import batch_s, predict
+from rljob_planner.closedform import predict
 from rljob_planner.laws import LognormalLaw, log_median
 from rljob_planner.lengths import LengthDistribution
 from rljob_planner.memory import kv_room_tokens, shared_prompt_room_tokens
 from rljob_planner.simulate import SimulationInput, TrainCost
 from rljob_planner.steptime import decode_cost
 from rljob_planner.training import sync_path, train_cost, training_efficiency
+from rljob_planner.validation.lockstep import batch_s
 from rljob_planner.validation.setting import ASYNC, ONE_STEP_OFF, SYNC, Setting
 
 SIGMA = 0.85
@@ -74,16 +75,21 @@ class Parts:
         return self.update_s + self.forwards_s
 
 
-@lru_cache(maxsize=4096)
-def law_of(mean_tokens: float, cap_tokens: int, sigma: float = SIGMA) -> LengthDistribution:
-    """Lognormal lengths, clipped at the cap, with this mean, on a table of a few hundred rows."""
+def law_of(mean_tokens: float, cap_tokens: int) -> LengthDistribution:
+    """Lognormal lengths, clipped at the cap, with this mean."""
     mean = min(mean_tokens, 0.97 * cap_tokens)
-    law = LognormalLaw(math.exp(log_median(mean, sigma, cap_tokens)), sigma)
-    low = max(1.0, mean / 200.0)
-    edges = np.unique(np.rint(np.geomspace(low, cap_tokens, _ROWS))).astype(np.int64)
-    upper = np.append(0.5 * (edges[:-1] + edges[1:]).astype(np.float64), np.inf)
+    return law_with_median(math.exp(log_median(mean, SIGMA, cap_tokens)), cap_tokens)
+
+
+@lru_cache(maxsize=4096)
+def law_with_median(median_tokens: float, cap_tokens: int) -> LengthDistribution:
+    """Lognormal lengths with this median, clipped at the cap, on a table of a few hundred rows."""
+    law = LognormalLaw(median_tokens, SIGMA)
+    low = min(max(1.0, median_tokens / 100.0), 0.5 * cap_tokens + 0.5)
+    tokens = np.unique(np.rint(np.geomspace(low, cap_tokens, _ROWS))).astype(np.int64)
+    upper = np.append(0.5 * (tokens[:-1] + tokens[1:]).astype(np.float64), np.inf)
     cumulative = np.append(law.below(upper[:-1]), 1.0)
-    return LengthDistribution(edges, np.maximum.accumulate(np.clip(cumulative, 0.0, 1.0)), cap_tokens, law)
+    return LengthDistribution(tokens, np.maximum.accumulate(np.clip(cumulative, 0.0, 1.0)), cap_tokens, law)
 
 
 def mean_of(setting: Setting) -> float | None:

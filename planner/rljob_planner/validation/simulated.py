@@ -17,6 +17,7 @@ from rljob_planner.validation.setting import ASYNC, Setting
 
 STEPS, WARMUP = 30, 8
 """Periods of a row that are simulated, and how many of them are left out."""
+_ROUGH_STEPS, _ROUGH_WARMUP = 14, 5
 _MOST_PARTS = 3
 
 
@@ -32,21 +33,30 @@ _known: dict[tuple[object, ...], Simulated] = {}
 
 
 def simulated(setting: Setting, lengths: LengthDistribution, factors: Factors) -> Simulated:
-    """Period and parts; rows that differ in their measurements alone are simulated once."""
+    """Period and parts, for the table."""
+    return _cached(setting, lengths, factors, STEPS, WARMUP)
+
+
+def roughly_s(setting: Setting, lengths: LengthDistribution, factors: Factors) -> float:
+    """Seconds of a period from a short simulation, for a fit."""
+    return _cached(setting, lengths, factors, _ROUGH_STEPS, _ROUGH_WARMUP).parts.period_s
+
+
+def _cached(setting: Setting, lengths: LengthDistribution, factors: Factors, steps: int, warmup: int) -> Simulated:
+    """Rows that differ in their measurements alone are simulated once."""
     case = replace(setting.case, id="", family="", notes="", source="", measured={})
-    key = (replace(setting, case=case, notes=()), lengths.cap_tokens, lengths.mean(), factors)
+    key = (replace(setting, case=case, notes=()), lengths.cap_tokens, lengths.mean(), factors, steps)
     if key not in _known:
-        _known[key] = _run(setting, lengths, factors)
+        _known[key] = _run(setting, lengths, factors, steps, warmup)
     return _known[key]
 
 
-def _run(setting: Setting, lengths: LengthDistribution, factors: Factors) -> Simulated:
+def _run(setting: Setting, lengths: LengthDistribution, factors: Factors, steps: int, warmup: int) -> Simulated:
     formula = parts_of(setting, lengths, factors)
     if setting.mode != ASYNC or setting.drained:
         return Simulated(formula, None)
-    inp, divided = whole_versions(
-        simulation_input(setting, lengths, factors, steps=STEPS, warmup=WARMUP), division(setting)
-    )
+    inp = simulation_input(setting, lengths, factors, steps=steps, warmup=warmup)
+    inp, divided = whole_versions(inp, division(setting))
     try:
         result = simulate(inp, rho=formula.rho)
     except (SimulationStalled, PlanningError):

@@ -14,7 +14,7 @@ from rljob_planner.validation.family import (
     learned,
     measured_period_s,
 )
-from rljob_planner.validation.physics import hand_over_s
+from rljob_planner.validation.physics import hand_over_s, mean_of
 from rljob_planner.validation.rows import Row
 from rljob_planner.validation.setting import SYNC, Missing, Setting, setting_of
 from rljob_planner.validation.side import measured_side, predicted_side
@@ -114,8 +114,9 @@ def _note(o: Outcome) -> str:
     assert o.setting is not None
     assert o.plain_learned is not None
     said = list(o.setting.notes)
-    if o.plain_learned.mean_tokens is not None:
-        said.append(f"mean response of {o.plain_learned.mean_tokens:.0f} tokens from the other rows of the family")
+    best = o.calibrated_learned or o.plain_learned
+    if mean_of(o.setting) is None:
+        said.append(f"mean response of {best.law(o.setting).mean():.0f} tokens from the other rows of the family")
     if o.calibrated_learned is not None:
         f = o.calibrated_learned.factors
         said.append(f"factors from the other rows: samplers {f.sampler:.2f}, trainers {f.trainer:.2f}")
