@@ -217,7 +217,7 @@ def served_row(result: Mapping[str, Any], source: str) -> tuple[MeasuredStep | N
             prefills_per_step=starts,
             measured_s=tpot_s,
         )
-    return (row if width is None else replace(row, tensor_parallel=int(width))), ""
+    return (replace(row, tensor_parallel=int(width)) if width is not None and width >= 1 else row), ""
 
 
 def _others(
