@@ -30,7 +30,16 @@ from rljob_planner.drawing import (
 from rljob_planner.durations import seconds
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
     from rljob_planner.lengths import LengthDistribution
+
+
+_MOST_LEVEL = 9
+"""Labels that fit side by side."""
+
+_FLATTENS = 4.0
+"""Ratio of extremes from which on a linear axis hides what lies between."""
 
 
 @dataclass(frozen=True)
@@ -92,8 +101,7 @@ def split_sweep(points: Sequence[SplitPoint], best: int) -> Plot:
             color=BEST,
             fontweight="bold",
         )
-        span = max(periods) - min(periods) or max(periods)
-        top.set_ylim(max(0.0, min(periods) - 0.3 * span), max(periods) + 0.08 * span)
+        _period_axis(top, periods)
         top.set_ylabel("seconds a step")
         top.margins(x=0.06)
         if shares:
@@ -107,7 +115,9 @@ def split_sweep(points: Sequence[SplitPoint], best: int) -> Plot:
             below.set_ylabel("% of its speed wasted")
             below.set_ylim(0, max(60.0, *waits, *outrun) * 1.25)
             below.legend(loc="upper center", ncols=2, handlelength=1.0)
-        rows[-1].set_xticks(list(at), [p.label for p in points], rotation=0 if len(points) <= 9 else 90)
+        many = len(points) > _MOST_LEVEL
+        labels = [_line(p.label) if many else p.label for p in points]
+        rows[-1].set_xticks(list(at), labels, rotation=90 if many else 0)
         rows[-1].set_xlabel("samplers + trainers, replicas × GPUs: more of the budget trains from left to right")
         low, high = points[0], points[-1]
         return finished(
@@ -133,10 +143,9 @@ def pareto(points: Sequence[TradePoint], best: TradePoint, limit: float | None) 
         )
         axes.scatter([p.staleness for p in front], [p.period_s for p in front], s=26, color=SAMPLERS, zorder=4)
         axes.scatter([best.staleness], [best.period_s], s=70, color=BEST, edgecolors=PAPER, linewidths=1.2, zorder=5)
-        axes.annotate(
-            "chosen", (best.staleness, best.period_s), xytext=(-9, -3), textcoords="offset points", ha="right", va="top", color=BEST,
-            fontweight="bold",
-        )  # fmt: skip
+        at_left = best.staleness < 0.2 * max(p.staleness for p in points)
+        dx, ha = (9, "left") if at_left else (-9, "right")
+        said(axes, "chosen", best.staleness, best.period_s, BEST, dx=dx, ha=ha, va="top", fontweight="bold")
         if limit is not None:
             axes.axvline(limit, color=LIMIT, linewidth=1.2, linestyle=(0, (4, 3)))
             said(axes, f"limit {limit:g}", limit, 0.98, LIMIT, of="y", va="top", ha="right", dx=-4, rotation=90)
@@ -152,7 +161,7 @@ def pareto(points: Sequence[TradePoint], best: TradePoint, limit: float | None) 
             "What staleness buys",
             f"The chosen split has mean staleness {best.staleness:.2f} at {seconds(best.period_s)} a step; the freshest that was tried, "
             f"{freshest.label}, has {freshest.staleness:.2f} at {seconds(freshest.period_s)}.",
-            "Each point is a split with one in-flight cap. On the blue line nothing is both fresher and faster; grey points are beaten.",
+            "Each point is a split with one in-flight cap. On the blue line nothing is both fresher and faster; grey points are beaten by it.",
         )
 
 
@@ -352,6 +361,22 @@ def elasticities(slopes: Sequence[tuple[str, float]]) -> Plot:
             "; ".join(f"{name}: period {100 * effect:+.1f} %" for name, effect in slopes) + ".",
             "At the best split, from simulations with a little more and a little less of each.",
         )
+
+
+def _period_axis(axes: Axes, periods_s: Sequence[float]) -> None:
+    """Leaves room for a remark below the least; logarithmic where the extremes would flatten all the rest."""
+    least, most = min(periods_s), max(periods_s)
+    if most <= _FLATTENS * least:
+        span = most - least or most
+        axes.set_ylim(max(0.0, least - 0.3 * span), most + 0.08 * span)
+        return
+    from matplotlib.ticker import LogLocator, NullLocator
+
+    axes.set_yscale("log")
+    axes.set_ylim(least / (most / least) ** 0.3, most * 1.2)
+    axes.yaxis.set_major_locator(LogLocator(10.0, (1.0, 2.0, 5.0)))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.4g}")
 
 
 def _line(label: str) -> str:

@@ -35,6 +35,11 @@ PROMISES = {
 }
 """What each bound promises about the limit of staleness."""
 
+_LOCK_STEPS = (
+    ("sync", "Synchronous", "all GPUs first sample and then train"),
+    ("one-step-off", "One step off", "samplers make the next batch while the trainer takes the last one"),
+)
+_MODES = {"sync": ", in turn", "one-step-off": ", one step off"}
 _NUDGE = 0.10
 _NEGLIGIBLE = 0.005
 
@@ -42,11 +47,13 @@ _NEGLIGIBLE = 0.005
 def plan_report(plan: Plan, spec: RLJobSpec, title: str, words: Sequence[str] = ()) -> RenderableType:
     """A plan for people; ``title`` says of which job on which GPUs, ``words`` what it rests on besides the spec."""
     parts: list[RenderableType] = [Text(title, style="bold"), *(Text(word, style="dim") for word in words), Text()]
-    if plan.mode == "sync" and plan.synchronous is not None:
-        parts += [_synchronous_first(plan, plan.synchronous), Text()]
+    if (better := plan.lock_steps.get(plan.mode)) is not None:
+        parts += [_lock_step_first(plan, better.evaluation), Text()]
     parts.append(_facts(_plan_facts(plan, spec)))
     if plan.length_sweep:
         parts += [Text(), _heading("Best split at other response lengths"), _sweep(plan)]
+    if len(plan.pareto) > 1:
+        parts += [Text(), _heading("What fresher samples cost"), _pareto(plan)]
     if plan.elasticity is not None:
         helps = list(_what_helps(plan.elasticity))
         parts += [Text(), _heading("What would help most"), *([_indented(line) for line in helps])]
@@ -87,7 +94,8 @@ def simulation_report(result: SimulationResult, scenario: Scenario, title: str) 
 
 def percent(fraction: float) -> str:
     """A relative change with its sign."""
-    return f"{fraction:+.1%}".replace("-", "−").replace("%", " %")
+    digits = 1 if abs(fraction) < 0.1 else 0
+    return f"{100.0 * fraction:+.{digits}f} %".replace("-", "−")
 
 
 def _count(number: int, what: str) -> str:
@@ -113,13 +121,20 @@ def _facts(rows: Iterable[tuple[str, str]]) -> Table:
     return grid
 
 
-def _synchronous_first(plan: Plan, synchronous: Evaluation) -> Text:
-    split = synchronous.split
+def _lock_step_first(plan: Plan, found: Evaluation) -> Text:
+    split, period = found.split, seconds(found.period.mean)
+    samplers = f"{split.samplers.replicas}×{split.samplers.gpus_per_replica} samplers"
+    trainers = f"{split.trainers.replicas}×{split.trainers.gpus_per_replica} trainers"
+    if plan.mode == "sync":
+        head, how = (
+            "Stay synchronous",
+            f"if all {split.trainers.gpus} GPUs first sample ({samplers}) and then train ({trainers})",
+        )
+    else:
+        head, how = "Run one step off", f"if {samplers} make the next batch while {trainers} take the last one"
     return Text.assemble(
-        ("Stay synchronous", "bold yellow"),
-        f": if all {split.trainers.gpus} GPUs first sample ({split.samplers.replicas}×{split.samplers.gpus_per_replica} samplers) and "
-        f"then train ({split.trainers.replicas}×{split.trainers.gpus_per_replica} trainers), a step takes "
-        f"{seconds(synchronous.period.mean)}; with the best asynchronous split it takes {seconds(plan.period.mean)}. "
+        (head, "bold yellow"),
+        f": {how}, a step takes {period}; with the best asynchronous split it takes {seconds(plan.period.mean)}. "
         "The operator runs samplers and trainers side by side: it would deploy the best asynchronous split, which follows.",
     )
 
@@ -147,15 +162,20 @@ def _plan_facts(plan: Plan, spec: RLJobSpec) -> Iterable[tuple[str, str]]:
         f"busy {found.sampler_utilization:.0%} of the time, {found.mean_running / split.samplers.replicas:.0f} samples running on each, "
         f"KV cache {found.kv_utilization:.0%} full",
     )
+    if plan.sandboxes is not None:
+        limit = "no limit" if plan.sandboxes.limit is None else f"of {plan.sandboxes.limit:,}"
+        yield (
+            "Sandboxes",
+            f"{plan.sandboxes.needed:,.0f} in use at the mean, {limit}; a sample waits {seconds(plan.sandboxes.wait)} for one",
+        )
     run = plan.run_time
     yield "Run time", f"{seconds(run.p50)}  (p10 {seconds(run.p10)}, p90 {seconds(run.p90)})"
     yield "Cost", _cost(plan)
-    if plan.synchronous is not None and plan.mode != "sync":
-        ratio = plan.synchronous.period.mean / period.mean
-        yield (
-            "Synchronous",
-            f"{seconds(plan.synchronous.period.mean)} a step if all GPUs first sample and then train: {ratio:.2g} times as long",
-        )
+    for mode, name, how in _LOCK_STEPS:
+        other = plan.lock_steps.get(mode)
+        if other is not None and mode != plan.mode:
+            ratio = other.evaluation.period.mean / period.mean
+            yield name, f"{seconds(other.evaluation.period.mean)} a step if {how}: {ratio:.2g} times as long"
     yield "Confidence", confidence_words(plan.confidence)
 
 
@@ -172,6 +192,8 @@ def _widths(split: Split) -> str:
 def why(plan: Plan) -> str:
     """Which side bounds the period, and what the other one does."""
     busy = plan.evaluation.trainer_utilization
+    if plan.bottleneck == "sandboxes":
+        return f"too few sandboxes gate the samplers: the trainer waits for samples and trains {busy:.0%} of the time"
     if plan.bottleneck == "samplers" and plan.rho > 1.0:
         return (
             f"the staleness limit holds samplers back: left alone they would outrun the trainer (ρ {plan.rho:.2f}), "
@@ -196,15 +218,16 @@ def _staleness(plan: Plan, spec: RLJobSpec) -> str:
     s, bound = plan.staleness, spec.staleness.bound.value
     return (
         f"mean {s.mean:.2f}, p95 {s.p95:.3g}, max {s.max:.3g} versions; "
-        f"limit {spec.staleness.max} under bound {bound} ({PROMISES[bound]})"
+        f"limit {spec.staleness.max} under bound {bound} ({PROMISES[bound]}); importance ratios vary by {s.ratio_variance:.2g}"
     )
 
 
 def _cost(plan: Plan) -> str:
     if plan.cost is None:
         return "unknown: there is no price for these GPUs"
-    hours = plan.run_time.p50 / 3600.0
-    return f"${plan.cost:,.0f} for the run (${plan.cost / hours:,.2f} an hour at typical on-demand prices)"
+    run = plan.run_time
+    hourly, low, high = (plan.cost / run.p50 * x for x in (3600.0, run.p10, run.p90))
+    return f"${plan.cost:,.0f} for the run  (p10 ${low:,.0f}, p90 ${high:,.0f}), ${hourly:,.2f} an hour at typical on-demand prices"
 
 
 def confidence_words(residual: float | None) -> str:
@@ -238,6 +261,22 @@ def _sweep(plan: Plan) -> Table:
             Text(point.split.label(), style="bold" if here else ""),
             Text(f"{seconds(point.period_s)} a step"),
             Text("this job" if here else "the same split" if point.split.same_shape(plan.split) else ""),
+        )
+    return grid
+
+
+def _pareto(plan: Plan) -> Table:
+    grid = Table.grid(padding=(0, 3, 0, 0))
+    for point in plan.pareto:
+        change = point.period_s / plan.period.mean - 1.0
+        here = abs(change) < _NEGLIGIBLE
+        grid.add_row(
+            Text(f"  staleness {point.staleness_mean:.2f}"),
+            Text(f"{seconds(point.period_s)} a step"),
+            Text("this plan" if here else f"period {percent(change)}"),
+            Text(
+                f"{point.split.label()}{_MODES.get(point.split.mode, f', at most {point.split.in_flight:,} in flight')}"
+            ),
         )
     return grid
 

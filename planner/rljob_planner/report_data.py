@@ -1,4 +1,4 @@
-"""What a report shows beyond a plan: every number of trainers simulated, what staleness buys, and one run as it goes.
+"""What a report shows beyond a plan: every number of trainers simulated, and one run as it goes.
 
 A plan answers with as little simulation as it needs. A report is read by somebody who wants to see why, so it simulates what the
 plan could leave to formulas: with the same random numbers, so that its curves pass through the plan's own points.
@@ -29,11 +29,6 @@ if TYPE_CHECKING:
 MOST_POINTS = 17
 """Numbers of trainers that a report simulates; of more, an even selection around the best."""
 
-CAPS = (0.25, 0.4, 0.6, 0.8, 1.0, 1.25)
-"""In-flight caps that a report tries, relative to the plan's."""
-
-_MOST_TRADED = 4
-"""Splits whose caps are varied."""
 _RECORDED_STEPS = 40
 
 
@@ -57,8 +52,6 @@ class JobDetails:
     lengths: LengthDistribution
     splits: tuple[Evaluation, ...]
     """The best split of every number of trainers with the plan's sampler width, by that number."""
-    trades: tuple[Evaluation, ...]
-    """The front runners under other in-flight caps."""
     run: Run | None
     """The plan's split, recorded; None if it cannot be."""
 
@@ -81,13 +74,11 @@ def details_of(
 
     job = Job.of(spec, rooms, lengths, calibration)
     swept = [e for split in _swept(plan) if (e := tried(split)) is not None and math.isfinite(e.period_s)]
-    traded = [e for split in _traded(plan, job.group) if (e := tried(split)) is not None and math.isfinite(e.period_s)]
     return JobDetails(
         spec=spec,
         plan=plan,
         lengths=job.lengths,
         splits=tuple(sorted(swept, key=lambda e: e.split.trainers.replicas)),
-        trades=tuple(traded),
         run=recorded(job, plan.split, calibration or Calibration(), seed),
     )
 
@@ -118,13 +109,3 @@ def _swept(plan: Plan) -> list[Split]:
         spread = {counts[round(i * step)] for i in range(MOST_POINTS - len(near))}
         counts = sorted({*near, *spread})
     return [by_count[count] for count in counts]
-
-
-def _traded(plan: Plan, group: int) -> list[Split]:
-    """The front runners under other caps, whole groups each."""
-    front = [plan.split, *(c.split for c in plan.candidates if c.feasible and not c.split.same_shape(plan.split))]
-    found: list[Split] = []
-    for split in front[:_MOST_TRADED]:
-        caps = dict.fromkeys(max(group, round(split.in_flight * f / group) * group) for f in CAPS)
-        found += [split.model_copy(update={"in_flight": cap}) for cap in caps]
-    return found

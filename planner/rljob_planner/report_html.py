@@ -25,7 +25,8 @@ main{max-width:58rem;margin:0 auto;padding:3rem 1.25rem 4rem}
 h1{font-size:1.15rem;font-weight:600;color:var(--muted);margin:0 0 .4rem}
 .answer{font-size:1.9rem;line-height:1.25;font-weight:650;letter-spacing:-.01em;margin:0 0 .75rem;text-wrap:balance}
 .why{font-size:1.08rem;max-width:46rem;margin:0}
-.words{color:var(--muted);font-size:.92rem;margin:.9rem 0 0;padding:0;list-style:none}
+.words{color:var(--muted);font-size:.92rem;margin:.9rem 0 0;padding:0;list-style:none;max-width:46rem}
+.words li+li{margin-top:.35rem}
 dl.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(15rem,1fr));gap:.6rem;margin:2rem 0 0}
 dl.tiles div{background:var(--card);padding:.85rem 1rem;border-radius:8px}
 dt{color:var(--muted);font-size:.82rem}
@@ -82,6 +83,8 @@ class Section:
     heading: str
     text: str = ""
     parts: Sequence[Plot | Table] = ()
+    notes: Sequence[str] = ()
+    """Remarks, a sentence each."""
 
 
 @dataclass(frozen=True)
@@ -101,14 +104,13 @@ class Page:
 
 def render(page: Page) -> str:
     """The page as HTML."""
-    words = "".join(f"<li>{escape(word)}</li>" for word in page.words)
     return "".join(
         (
             '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">',
             '<meta name="viewport" content="width=device-width,initial-scale=1">',
             f"<title>{escape(page.title)}</title><style>{_STYLE}</style></head><body><main>",
             f'<header><h1>{escape(page.title)}</h1><p class="answer">{escape(page.answer)}</p><p class="why">{escape(page.why)}</p>',
-            f'<ul class="words">{words}</ul>' if words else "",
+            _list(page.words),
             "</header>",
             _tiles(page.tiles),
             *(_section(section) for section in page.sections),
@@ -117,6 +119,11 @@ def render(page: Page) -> str:
             "sample began with.</footer></main></body></html>\n",
         )
     )
+
+
+def _list(words: Sequence[str]) -> str:
+    items = "".join(f"<li>{escape(word)}</li>" for word in words)
+    return f'<ul class="words">{items}</ul>' if items else ""
 
 
 def _tiles(tiles: Sequence[Tile]) -> str:
@@ -134,7 +141,7 @@ def _tiles(tiles: Sequence[Tile]) -> str:
 def _section(section: Section) -> str:
     text = f"<p>{escape(section.text)}</p>" if section.text else ""
     parts = "".join(_figure(part) if isinstance(part, Plot) else _table(part) for part in section.parts)
-    return f"<section><h2>{escape(section.heading)}</h2>{text}{parts}</section>"
+    return f"<section><h2>{escape(section.heading)}</h2>{text}{_list(section.notes)}{parts}</section>"
 
 
 def _figure(plot: Plot) -> str:

@@ -27,29 +27,31 @@ SHOWN_STEPS = 14
 
 MOST_ROWS = 30
 
+_LEAST_SPREAD = 0.1
+"""Versions of staleness below which there is nothing to trade."""
+
 _HARD = {"drop"}
 """Bounds that no trained sample exceeds."""
 
 
 def plan_page(plan: PlanJson, title: str, details: JobDetails | None = None, words: Sequence[str] = ()) -> Page:
     """The report of a plan; without ``details`` of what its JSON holds alone."""
-    synchronous = plan.split.mode == "sync"
-    answer = _spelt(plan.split)
-    if synchronous:
-        answer = f"Stay synchronous: {answer} in turn"
-    reason = why(details.plan) if details else f"The bottleneck: {plan.bottleneck}"
-    if synchronous and plan.speedup is not None:
-        reason = f"Sampling and training in turn on all GPUs is {1 / plan.speedup:.2g} times as fast as the best split of them"
+    answer, lock_step = _spelt(plan.split), plan.split.mode != "async"
+    if lock_step:
+        best = next((c.period for c in plan.candidates if c.split.mode == "async"), None)
+        against = "" if best is None else f"; the best asynchronous split takes {seconds(best)}"
+        answer = f"Stay synchronous: {answer} in turn" if plan.split.mode == "sync" else f"Run one step off: {answer}"
+        reason = f"In lock step a step takes {seconds(plan.period.mean)}{against}"
     else:
+        reason = why(details.plan) if details else f"The bottleneck: {plan.bottleneck}"
         reason += f". Keep at most {plan.split.in_flight:,} samples in flight"
-    notes = details.plan.notes if details else ()
     return Page(
         title=title,
         answer=answer,
         why=f"{reason[:1].upper()}{reason[1:]}.",
-        words=(*words, *notes),
+        words=words,
         tiles=_tiles(plan, details),
-        sections=[section for section in _plan_sections(plan, details) if section.parts],
+        sections=[section for section in _plan_sections(plan, details) if section.parts or section.notes],
     )
 
 
@@ -96,7 +98,7 @@ def scenario_page(run: Run, scenario: Scenario, title: str) -> Page:
 
 def _plan_sections(plan: PlanJson, details: JobDetails | None) -> Iterable[Section]:
     yield Section(
-        "Why this split",
+        "Why this split" if plan.split.mode == "async" else "The best asynchronous split",
         "Every number of trainers with samplers of this width, each with its best cap on samples in flight.",
         _split_plots(plan, details),
     )
@@ -130,14 +132,17 @@ def _plan_sections(plan: PlanJson, details: JobDetails | None) -> Iterable[Secti
     slopes = [] if plan.elasticity is None else effects(plan.elasticity)
     yield Section("What would help", "", [plots.elasticities(slopes)] if slopes else [])
     yield Section("All candidates", "", [_candidates(plan.candidates)])
-    if details is not None:
-        yield Section(
-            "What this rests on", f"{confidence_words(plan.confidence).capitalize()}.", [_spec_table(details)]
-        )
+    trust = confidence_words(plan.confidence)
+    inputs = [] if details is None else [_spec_table(details)]
+    yield Section("What this rests on", f"{trust[:1].upper()}{trust[1:]}.", inputs, plan.notes)
 
 
 def _tiles(plan: PlanJson, details: JobDetails | None) -> list[Tile]:
-    run, limit = plan.run_time, None if details is None else details.spec.staleness.max
+    run, lock_step, limit = (
+        plan.run_time,
+        plan.split.mode != "async",
+        None if details is None else details.spec.staleness.max,
+    )
     tiles = [
         _period_tile(plan.period),
         Tile("Run time", seconds(run.p50), f"p10 {seconds(run.p10)}, p90 {seconds(run.p90)}"),
@@ -148,14 +153,24 @@ def _tiles(plan: PlanJson, details: JobDetails | None) -> list[Tile]:
             f"p95 {plan.staleness.p95:.3g}, most {plan.staleness.max:.3g}" + ("" if limit is None else f"; limit {limit}"),
         ),
     ]  # fmt: skip
-    bottleneck = {"samplers": "samplers", "trainers": "trainer", "balanced": "neither side"}.get(
-        plan.bottleneck, plan.bottleneck
-    )
+    bottleneck = {
+        "samplers": "samplers",
+        "trainers": "trainer",
+        "balanced": "neither side",
+        "sandboxes": "sandboxes",
+    }.get(plan.bottleneck, plan.bottleneck)
     note = (
         "" if details is None else f"the trainer trains {details.plan.evaluation.trainer_utilization:.0%} of the time"
     )
     tiles.append(Tile("Bottleneck", bottleneck, note))
-    if plan.speedup is not None:
+    if plan.sandboxes is not None:
+        limit_words = (
+            "no limit"
+            if plan.sandboxes.limit is None
+            else f"of {plan.sandboxes.limit:,}; a sample waits {seconds(plan.sandboxes.wait)}"
+        )
+        tiles.append(Tile("Sandboxes in use", f"{plan.sandboxes.needed:,.0f}", limit_words))
+    if plan.speedup is not None and not lock_step:
         tiles.append(
             Tile(
                 "Against synchronous",
@@ -204,15 +219,21 @@ def _evaluated_point(e: Evaluation) -> plots.SplitPoint:
 
 
 def _trade_plot(plan: PlanJson, details: JobDetails | None) -> list[Plot]:
-    if details is None:
-        known = [
-            c for c in plan.candidates if c.period is not None and c.staleness is not None and c.split.mode == "async"
-        ]
-        points = [plots.TradePoint(c.staleness or 0.0, c.period or 0.0, _name(c.split), c.feasible) for c in known]
-        return [plots.pareto(points, points[0], None)] if len(points) > 2 and points[0].feasible else []
-    best = plots.TradePoint(details.plan.staleness.mean, details.plan.period.mean, details.plan.split.label())
-    points = [plots.TradePoint(e.staleness.mean, e.period_s, e.split.label(), not e.reason) for e in details.trades]
-    return [plots.pareto([*points, best], best, details.spec.staleness.max)]
+    """What fresher samples cost: the front, and behind it the candidates that something beats."""
+    best_split = _deployed(plan)
+    chosen = next((c for c in plan.candidates if c.split == best_split), None)
+    if chosen is None or chosen.period is None or chosen.staleness is None:
+        return []
+    best = plots.TradePoint(chosen.staleness, chosen.period, _name(best_split))
+    points = [plots.TradePoint(p.staleness, p.period, _name(p.split)) for p in plan.pareto]
+    points += [
+        plots.TradePoint(c.staleness, c.period, _name(c.split), c.feasible)
+        for c in plan.candidates
+        if c.period is not None and c.staleness is not None
+    ]
+    limit = None if details is None else details.spec.staleness.max
+    spread = max(p.staleness for p in [*points, best]) - min(p.staleness for p in [*points, best])
+    return [plots.pareto([*points, best], best, limit)] if len(points) > 1 and spread > _LEAST_SPREAD else []
 
 
 def _histogram(details: JobDetails, run: Run) -> Plot:
@@ -274,7 +295,12 @@ def _spec_table(details: JobDetails) -> Table:
         if spec.queue is None or spec.queue.capacity is None
         else f"{spec.queue.capacity} groups, {spec.queue.overflow.value}"
     )
-    environment = () if (turns := getattr(work, "environment", None)) is None else (("Environment", str(turns)),)
+    turns = work.environment
+    environment = (
+        ()
+        if turns is None
+        else (("Turns", f"{turns.turns}, {turns.seconds_per_turn:g} s in the environment between two of them"),)
+    )
     return Table(
         ("Input", "Value"),
         [

@@ -158,7 +158,7 @@ def test_a_list_as_kubectl_prints_it_is_looked_into() -> None:
             "spec.workload.promptPerStep: there is no such field: did you mean promptsPerStep?",
         ),
         ("max: 8192", "max: 800", "spec.workload.responseTokens.mean: responseTokens.mean is above"),
-        ("Qwen/Qwen3-8B", "Qwen/Qwen3-9B", "near are Qwen/Qwen3-32B, Qwen/Qwen3-8B"),
+        ("Qwen/Qwen3-8B", "Qwen/Qwen3-9B", "near are Qwen/Qwen3-8B"),
         ("H100-SXM", "H10-SXM", "write one of"),
         ("    steps: 300\n", "", "spec.workload.steps: is missing"),
         ("kind: RLJob", "kind: Pod", "kind: is 'Pod': write RLJob"),

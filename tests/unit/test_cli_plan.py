@@ -4,6 +4,7 @@ import json
 import random
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ def run(*arguments: str, text: str | None = None) -> Result:
     return CliRunner().invoke(app, list(arguments), input=text)
 
 
+@cache
 def planned(*arguments: str, text: str = SMALL) -> dict[str, Any]:
     result = run("plan", "-", "-o", "json", *arguments, text=text)
     assert result.exit_code == 0, result.stderr
