@@ -52,6 +52,8 @@ class Kernels:
 
     activation_passes: float
     """How often each layer moves the hidden state of a token through memory: norms, rotations, gates, residuals."""
+    sample_layer_s: float
+    """Seconds that a running sample costs each layer: writing its keys and values, scheduling its attention."""
     expert_mfu: float
     """What the products of experts reach of what plain products reach, 0..1: each expert gets few tokens."""
     narrow_kv_mbu: float
@@ -209,6 +211,12 @@ def training_constants() -> TrainingConstants:
     )
 
 
+@cache
+def routing_skew() -> float:
+    """How unevenly tokens choose experts: the i-th most popular expert is chosen in proportion to i to the power of minus this."""
+    return float(_data()["routing_skew"])
+
+
 def _network_latency_s() -> float:
     return float(_data()["network_latency_us"]) * 1e-6
 
@@ -281,6 +289,7 @@ def _gpu(key: str) -> Gpu:
         ),
         kernels=Kernels(
             activation_passes=float(c["activation_passes"]),
+            sample_layer_s=float(c["c_sample_layer_us"]) * 1e-6,
             expert_mfu=float(c["expert_mfu"]),
             narrow_kv_mbu=float(c["narrow_kv_mbu"]),
             unpack_bytes_per_s=None if c["unpack_gbs"] is None else float(c["unpack_gbs"]) * 1e9,

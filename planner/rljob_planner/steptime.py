@@ -6,12 +6,12 @@ are prefilled along with them. On each GPU of a tensor-parallel group it takes :
     max(W_l/BW', 2·N_l·T/F') + max(W_e(T)/BW', 2·N_e·T/F'ₑ) + max(W_h/BW', 2·N_h·b/F')     matrix products
       + KV·R/BW' + attention of the prompts                                                  attention
       + 2·L·t_allreduce(T·hidden·2 bytes) + passes·L·T·hidden·2/BW                           between products
-      + L·c_layer + c_step + b·c_req                                                         launches, sampling, scheduling
+      + L·c_layer + c_step + b·(c_req + L·c_sample)                                          launches, sampling, scheduling
 
 with BW' = MBU·BW, F' = MFU·peak, R the resident tokens, l the weights of attention and dense blocks, e those of routed experts
 and h the output head, each in its own number format. Each kind of product is bound by memory or by arithmetic on its own: a
 prompt of a thousand tokens hides the reading of the weights, the context of other samples it does not hide. Of experts only
-those are read that some token visits, E·(1 − (1 − K/E)^T) in expectation.
+those are read that some token visits, Σ 1 − (1 − pᵢ)^T in expectation; their popularity p follows a power law of the rank.
 
 The last lines are what a roofline lacks, and without them it is almost twice too fast: kernel launches, sampling and
 scheduling cost as much as reading a small model. The constants were fitted to measured vLLM runs (``data/hardware.yaml``).
@@ -23,13 +23,13 @@ For a given b everything is linear in the resident tokens, which is what lets th
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rljob_planner.hardware import Gpu
+from rljob_planner.hardware import Gpu, routing_skew
 from rljob_planner.precision import WeightFormat, bytes_per_element, weight_format
 from rljob_planner.shapes import ModelShape
 
@@ -42,6 +42,26 @@ FloatArray = NDArray[np.float64]
 _ACTIVATION_BYTES = 2.0
 _STATE_PASSES = 2.0
 """A state is read and written in each step."""
+_MANY_TOKENS, _TOKEN_STEPS = 1e6, 240
+"""Where, and how finely, visits to experts are tabled: a table costs a millisecond, the sum itself would cost one a step."""
+
+
+@cache
+def _visits(experts: int, active: int, skew: float) -> tuple[FloatArray, FloatArray]:
+    """Numbers of tokens, and how many experts of a layer they visit in expectation.
+
+    A token visits ``active`` experts; the chance of the expert of rank i falls as i to the power of −skew, and is at most 1.
+    """
+    chance = np.arange(1, experts + 1, dtype=np.float64) ** -skew
+    certain = np.zeros(experts, dtype=bool)
+    for _ in range(active + 1):
+        chance[~certain] *= (active - certain.sum()) / chance[~certain].sum()
+        more = ~certain & (chance >= 1.0)
+        if not more.any():
+            break
+        chance[more], certain = 1.0, certain | more
+    tokens = np.concatenate(([0.0], np.geomspace(1.0, _MANY_TOKENS, _TOKEN_STEPS)))
+    return tokens, (1.0 - (1.0 - chance)[None, :] ** tokens[:, None]).sum(axis=1)
 
 
 @dataclass(frozen=True)
@@ -96,13 +116,13 @@ class Engine:
         return held / self.tensor_parallel
 
     def distinct_experts(self, tokens: FloatArray) -> FloatArray:
-        """Routed experts of a layer that so many tokens visit, in expectation.
+        """Routed experts of a layer that so many tokens visit, in expectation, some experts being more popular than others.
 
-        Where whole experts are dealt out to GPUs, the GPU with the most of them sets the pace: the mean of E/EP·(1 − (1 − K/E)^T)
-        and its spread over EP draws, √(2·ln EP) standard deviations above it.
+        Where whole experts are dealt out to GPUs, the GPU with the most of them sets the pace: its share of them, and the spread of
+        that over EP draws, √(2·ln EP) standard deviations above it.
         """
         m = self.model
-        visited = 1.0 - (1.0 - m.active_experts / m.experts) ** tokens
+        visited = np.interp(tokens, *_visits(m.experts, m.active_experts, routing_skew())) / m.experts
         if self.expert_parallel <= 1:
             return np.asarray(m.experts * visited)
         own = m.experts / self.expert_parallel
@@ -175,7 +195,8 @@ class Engine:
         hidden_bytes = tokens * m.hidden * _ACTIVATION_BYTES
         reduce = 2.0 * m.layers * self.gpu.allreduce_s(hidden_bytes, self.tensor_parallel)
         passes = kernels.activation_passes * m.layers * hidden_bytes / self.gpu.memory_bytes_per_s
-        return np.asarray(reduce + passes + m.layers * e.layer_s + e.step_s + running * e.request_s)
+        samples = running * (e.request_s + m.layers * kernels.sample_layer_s)
+        return np.asarray(reduce + passes + m.layers * e.layer_s + e.step_s + samples)
 
     def prompts_s(self, prefill: Prefill) -> FloatArray:
         """Seconds of what only prompts cost a step: their attention, and a constant for each."""

@@ -60,16 +60,19 @@ def test_one_factor_from_the_other_rows_keeps_it_within_five_percent() -> None:
 
 @pytest.mark.parametrize("family", sorted({r.family for r in HOPPER}))
 def test_no_model_is_off_by_much(family: str) -> None:
-    assert np.mean(errors([r for r in HOPPER if r.family == family])) <= 0.075
+    own = [r for r in HOPPER if r.family == family]
+    assert np.mean(errors(own)) <= 0.05
+    assert np.mean([r.calibrated_error for r in own if r.calibrated_error is not None]) <= 0.055
 
 
 def test_another_architecture_and_another_model_stay_within_the_stated_error() -> None:
     blackwell = [r for r in ROWS if r.judged and r.family.split("/")[1] in ("b200_sxm", "b300_sxm")]
-    assert np.mean(errors(blackwell)) <= 0.10
+    assert np.mean(errors(blackwell)) <= 0.11
     minimax = [r for r in blackwell if r.family.startswith("minimax")]
     assert minimax
     assert all(r.note and "no constant was fitted" in r.note for r in minimax)
-    assert np.mean(errors(minimax)) <= 0.13
+    assert np.mean(errors(minimax)) <= 0.16
+    assert np.mean([r.calibrated_error for r in minimax if r.calibrated_error is not None]) <= 0.09
 
 
 def test_what_is_excluded_stays_with_its_reason_and_counts_neither_way() -> None:
@@ -113,7 +116,7 @@ def test_a_factor_comes_from_the_other_rows() -> None:
     rows = calibrated([row("a", 20.0), row("b", 12.0), row("c", 12.0), row("d", 99.0, judged=False)])
     assert rows[0].calibrated == pytest.approx(12.0)
     assert rows[1].calibrated == pytest.approx(math.sqrt(20 * 12))
-    assert rows[3].calibrated == pytest.approx(10 * (2 * 1.2 * 1.2) ** (1 / 3))
+    assert rows[3].calibrated == pytest.approx(12.0)
     assert calibrated([row("a", 20.0), row("b", 12.0)])[0].calibrated is None
 
 

@@ -8,6 +8,7 @@ all of its rows alike. What is excluded stays in the table with its reason and c
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
@@ -187,7 +188,11 @@ def _curve_rows(curve: Curve, names: dict[str, int]) -> Iterator[Row]:
 
 
 def calibrated(rows: Sequence[Row]) -> list[Row]:
-    """The rows with the prediction after one factor, the geometric mean of the ratios of the family's other judged rows."""
+    """The rows with the prediction after one factor, the median of the ratios of the family's other judged rows.
+
+    The median, since it leaves the least mean error, and since a published row that is off for a reason of its own should not move
+    the predictions of the others.
+    """
     ratios: dict[str, list[tuple[int, float]]] = {}
     for i, row in enumerate(rows):
         ratio = _ratio(row)
@@ -206,4 +211,4 @@ def _calibrated(index: int, row: Row, family: Iterable[tuple[int, float]]) -> Ro
     others = [x for i, x in family if i != index]
     if len(others) < LEAST_OTHERS or not isinstance(row.predicted, int | float):
         return row
-    return replace(row, calibrated=row.predicted * math.exp(math.fsum(others) / len(others)))
+    return replace(row, calibrated=row.predicted * math.exp(statistics.median(others)))
