@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 _MOST_LEVEL = 9
 """Labels that fit side by side."""
 
+_LEAST_SPAN = 0.2
+"""Share of the period that an axis spans at least, so that noise does not look like a difference."""
+
 _FLATTENS = 4.0
 """Ratio of extremes from which on a linear axis hides what lies between."""
 
@@ -51,6 +54,8 @@ class SplitPoint:
     label: str
     """Such as ``24×2 + 2×8``: samplers and trainers."""
     period_s: float
+    at_least: bool = False
+    """Whether the period is a lower bound from formulas."""
     trainer_waits: float | None = None
     """Share of time in which the trainer does not train."""
     samplers_outrun: float | None = None
@@ -90,7 +95,8 @@ def split_sweep(points: Sequence[SplitPoint], best: int) -> Plot:
         top = rows[0]
         periods = [p.period_s for p in points]
         top.plot(at, periods, color=INK, zorder=3)
-        top.scatter(at, periods, s=26, color=PAPER, edgecolors=INK, linewidths=1.4, zorder=4)
+        edges = [QUIET if p.at_least else INK for p in points]
+        top.scatter(at, periods, s=26, color=PAPER, edgecolors=edges, linewidths=1.4, zorder=4)
         top.scatter([here], [periods[here]], s=60, color=BEST, edgecolors=PAPER, linewidths=1.2, zorder=5)
         top.annotate(
             f"best: {seconds(periods[here])}",
@@ -127,7 +133,8 @@ def split_sweep(points: Sequence[SplitPoint], best: int) -> Plot:
             f"{_line(chosen.label)} takes {seconds(chosen.period_s)} a step. With the fewest trainers, {_line(low.label)}, it is {seconds(low.period_s)}, "
             f"with the most, {_line(high.label)}, {seconds(high.period_s)}.",
             "To the left the trainer is too slow: samplers run ahead, and are held back or fill the queue with samples that go stale. "
-            "To the right the trainer is fast but starves.",
+            "To the right the trainer is fast but starves."
+            + (" Grey: at least this long, by formulas alone." if any(p.at_least for p in points) else ""),
         )
 
 
@@ -367,7 +374,7 @@ def _period_axis(axes: Axes, periods_s: Sequence[float]) -> None:
     """Leaves room for a remark below the least; logarithmic where the extremes would flatten all the rest."""
     least, most = min(periods_s), max(periods_s)
     if most <= _FLATTENS * least:
-        span = most - least or most
+        span = max(most - least, _LEAST_SPAN * most)
         axes.set_ylim(max(0.0, least - 0.3 * span), most + 0.08 * span)
         return
     from matplotlib.ticker import LogLocator, NullLocator

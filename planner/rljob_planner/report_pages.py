@@ -99,7 +99,7 @@ def scenario_page(run: Run, scenario: Scenario, title: str) -> Page:
 def _plan_sections(plan: PlanJson, details: JobDetails | None) -> Iterable[Section]:
     yield Section(
         "Why this split" if plan.split.mode == "async" else "The best asynchronous split",
-        "Every number of trainers with samplers of this width, each with its best cap on samples in flight.",
+        "Every number of trainers with samplers of this width, each simulated with the cap on samples in flight that the planner gave it.",
         _split_plots(plan, details),
     )
     trade = _trade_plot(plan, details)
@@ -205,7 +205,9 @@ def _split_plots(plan: PlanJson, details: JobDetails | None) -> list[Plot]:
         for c in plan.candidates:
             if c.split.samplers.gpus_per_replica == width and c.period is not None and c.split.mode == "async":
                 count = c.split.trainers.replicas
-                found.setdefault(count, plots.SplitPoint(count, _short(c.split), c.period))
+                found.setdefault(
+                    count, plots.SplitPoint(count, _short(c.split), c.period, at_least=c.ratio_variance is None)
+                )
         points, chosen = sorted(found.values(), key=lambda p: p.trainers), best.trainers.replicas
     index = next((i for i, p in enumerate(points) if p.trainers == chosen), None)
     return [] if index is None or len(points) < 2 else [plots.split_sweep(points, index)]
@@ -215,7 +217,9 @@ def _evaluated_point(e: Evaluation) -> plots.SplitPoint:
     s, t = e.split.samplers, e.split.trainers
     name = f"{s.replicas}×{s.gpus_per_replica}\n+ {t.replicas}×{t.gpus_per_replica}"
     outrun = max(0.0, 1.0 - 1.0 / e.rho) if e.rho > 0 else 0.0
-    return plots.SplitPoint(t.replicas, name, e.period_s, 1.0 - e.trainer_utilization, outrun)
+    return plots.SplitPoint(
+        t.replicas, name, e.period_s, trainer_waits=1.0 - e.trainer_utilization, samplers_outrun=outrun
+    )
 
 
 def _trade_plot(plan: PlanJson, details: JobDetails | None) -> list[Plot]:
@@ -229,7 +233,7 @@ def _trade_plot(plan: PlanJson, details: JobDetails | None) -> list[Plot]:
     points += [
         plots.TradePoint(c.staleness, c.period, _name(c.split), c.feasible)
         for c in plan.candidates
-        if c.period is not None and c.staleness is not None
+        if c.period is not None and c.staleness is not None and c.ratio_variance is not None
     ]
     limit = None if details is None else details.spec.staleness.max
     spread = max(p.staleness for p in [*points, best]) - min(p.staleness for p in [*points, best])

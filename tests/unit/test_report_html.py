@@ -193,7 +193,7 @@ def test_what_a_user_wrote_is_escaped() -> None:
 
 
 def test_a_picture_is_the_same_each_time() -> None:
-    points = [plots.SplitPoint(n, f"{8 - n}×1 + {n}×1", 10.0 + (n - 3) ** 2, 0.1 * n, 0.0) for n in range(1, 7)]
+    points = [plots.SplitPoint(n, f"{8 - n}×1 + {n}×1", 10.0 + (n - 3) ** 2, False, 0.1 * n, 0.0) for n in range(1, 7)]
     assert plots.split_sweep(points, 2).svg == plots.split_sweep(points, 2).svg
     assert "5×1 + 3×1 takes 10.0 s" in plots.split_sweep(points, 2).alt
 

@@ -7,6 +7,7 @@ and a line here.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from pathlib import Path
@@ -65,6 +66,8 @@ def version() -> None:
 
 def main() -> None:
     """The command ``rljob``, or ``kubectl rljob`` where it is installed as a plugin."""
+    # A command lives for seconds and its garbage is arrays, which go by themselves; a collector would search all that it imports.
+    gc.disable()
     if completion_command.VARIABLE in os.environ:
         completion_command.prepare()
     plugin = Path(sys.argv[0]).name.startswith("kubectl-rljob")

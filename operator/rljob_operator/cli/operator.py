@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 from rljob_operator.cli.console import OPERATOR_EXTRA, fail
 
 ENVIRONMENT = (
@@ -28,4 +30,5 @@ def operator_run() -> None:
         config = Config.from_env()
     except ValueError as error:
         fail(str(error))
+    gc.enable()
     run(config)
