@@ -6,7 +6,7 @@ Numbers have six significant digits: more than any of them deserves, and few eno
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import Field
 
@@ -97,9 +97,9 @@ class SandboxesJson(Part):
     """What the environments of an agentic job need."""
 
     needed: float = Field(
-        description="Sandboxes in use at the mean, by Little's law: samples a second times seconds in them."
+        description="Sandboxes in use at the mean: samples a second times seconds in them."
     )
-    unlimited: float | None = Field(description="The same if there were no limit; null without a limit.")
+    unlimited: float | None = Field(description="The same if there were no limit; null unless too few gate the rollout.")
     limit: int | None = Field(description="Sandboxes that may run at once; null if there is no limit.")
     wait: float = Field(description="Mean seconds that a sample waits for one, each time that it needs one.")
 
@@ -178,9 +178,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         sandboxes=None if plan.sandboxes is None else SandboxesJson(**vars(plan.sandboxes)),
         notes=plan.notes,
     )
-    rounded = _rounded(said.model_dump(by_alias=True, mode="json"))
-    assert isinstance(rounded, dict)
-    return rounded
+    return cast(dict[str, Any], _rounded(said.model_dump(by_alias=True, mode="json")))
 
 
 def _rounded(value: Any) -> Any:

@@ -36,7 +36,7 @@ _FEW_COUNTS = 8
 """Trainer counts that a pass over another length looks at."""
 _PARETO_CAPS = (1.0, 0.7, 0.5, 0.36, 0.25, 0.18, 0.12)
 _PARETO_LAYOUTS, _PARETO_RUNS = 4, 4
-_SAME_PERIOD, _SAME_STALENESS = 0.004, 0.03
+_SAME_PERIOD, _SAME_STALENESS = 0.02, 0.03
 """Differences below which two points of the Pareto front are one."""
 
 

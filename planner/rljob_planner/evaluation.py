@@ -21,7 +21,7 @@ from rljob_planner.errors import PlanningError
 from rljob_planner.job import Job
 from rljob_planner.outcome import RATIO_VARIANCE, Evaluation, Period, Staleness, ratio_variance
 from rljob_planner.screen import may_run_away, over_limit, runs_away
-from rljob_planner.simulate import SimulationInput, SimulationResult, SimulationStalled, TrainCost, simulate
+from rljob_planner.simulate import SimulationInput, SimulationResult, SimulationStalled, TrainCost, rates, simulate
 from rljob_planner.split import Split
 
 MOST_BATCH_SAMPLES_PER_GPU = 2048
@@ -46,12 +46,17 @@ _RUNAWAY_BATCHES = 3
 
 def full_steps(job: Job) -> int:
     """Steps of a simulation whose period is reported or compared."""
-    return max(24, min(160, _LONG_SAMPLES // min(job.batch, SLICE_SAMPLES)))
+    return max(24, min(160, _LONG_SAMPLES // _work(job)))
 
 
 def quick_steps(job: Job) -> int:
     """Steps of a simulation that only sorts out what cannot win."""
-    return max(16, min(48, _SHORT_SAMPLES // min(job.batch, SLICE_SAMPLES)))
+    return max(16, min(48, _SHORT_SAMPLES // _work(job)))
+
+
+def _work(job: Job) -> int:
+    """Samples of a simulated step, those of several turns counted for the work that they make."""
+    return min(job.batch, SLICE_SAMPLES) * (3 + job.simulated_turns) // 4
 
 
 def warmup_steps(job: Job) -> int:
@@ -85,11 +90,10 @@ def simulated(
     steps: int,
     seed: int,
     run_steps: int | None = None,
-    sandboxes: bool = True,
 ) -> Evaluation:
     """A split over so many steps after the warm-up; ``run_steps``: those of the run, over which an endless queue grows.
 
-    Without ``sandboxes`` there is no limit of environments that may run at once. Raises PlanningError ``InvalidSplit`` for a split that contradicts the job.
+    Raises PlanningError ``InvalidSplit`` for a split that contradicts the job.
     """
     if split.mode == "async" and split.in_flight < job.group:
         raise PlanningError(
@@ -99,9 +103,9 @@ def simulated(
         )
     warmup = warmup_steps(job)
     inp = job.simulation_input(split, calibration, steps=steps + warmup, warmup=warmup, seed=seed)
-    part = slice_of(inp if sandboxes else replace(inp, sandboxes=None))
+    part = slice_of(inp)
     try:
-        result = simulate(part, rho=predict(inp).rho if split.mode == "async" and not may_run_away(job) else None)
+        result = simulate(part, rho=predict(inp).rho if split.mode == "async" else None)
     except SimulationStalled as error:
         return _stalled(split, str(error))
     except ValueError as error:
@@ -109,6 +113,15 @@ def simulated(
             "InvalidSplit", f"{split.label()} with {split.in_flight} samples in flight: {error}"
         ) from error
     further_steps = 0.5 * ((job.spec.workload.steps if run_steps is None else run_steps) - steps) - warmup
+    if (
+        may_run_away(job)
+        and split.mode == "async"
+        and result.queue_groups.max > _RUNAWAY_BATCHES * part.prompts_per_step
+    ):
+        rollout_rate, train_rate = rates(part)
+        result = replace(result, rho=rollout_rate / train_rate)
+    else:
+        further_steps = 0.0
     return _evaluation(job, split, inp, result, part.replicas / inp.replicas, further_steps)
 
 
@@ -150,7 +163,7 @@ def _evaluation(
 ) -> Evaluation:
     limit, drops = job.spec.staleness.max, job.spec.staleness.bound is Bound.DROP
     drift = 0.0
-    if result.queue_groups.max > _RUNAWAY_BATCHES * inp.prompts_per_step * share and split.mode == "async":
+    if further_steps > 0.0:
         rollout_rate = result.rho * job.batch / inp.train.step_s(job.batch, job.prompt_tokens, job.lengths)
         drift = runs_away(job, rollout_rate, result.period.mean, further_steps)
     mean = result.staleness.mean + drift
@@ -159,6 +172,8 @@ def _evaluation(
         reason = f"a trained sample was {result.staleness.max} versions old, over the limit of {limit}"
     variance = job.spec.staleness.ratio_variance
     ratios = ratio_variance(result.staleness.histogram, RATIO_VARIANCE if variance is None else variance, further=drift)
+    environment = job.spec.workload.environment
+    turns_in_one = 1.0 if environment is None else (environment.turns - 1) / (job.simulated_turns - 1)
     wasted, trained = float(result.wasted_tokens), result.tokens_per_second * result.elapsed_s
     return Evaluation(
         split=split,
@@ -176,7 +191,7 @@ def _evaluation(
         wasted_fraction=wasted / max(1.0, wasted + trained),
         tokens_per_second=result.tokens_per_second / share,
         environment_samples=result.environment_samples / share,
-        sandbox_wait_s=result.sandbox_wait_s,
+        sandbox_wait_s=result.sandbox_wait_s / turns_in_one,
         within_staleness=not reason,
         reason=reason,
     )

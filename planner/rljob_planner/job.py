@@ -6,6 +6,7 @@ calibration for the step that a reading should have shown; so both speak of the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -25,6 +26,9 @@ from rljob_planner.training import TrainerSetup, train_cost, weight_sync_s
 
 if TYPE_CHECKING:
     from rljob_planner.calibrate import Calibration
+
+MOST_SIMULATED_TURNS = 12
+"""Turns beyond which several are simulated as one: what counts is how long samples are away, and that they come and go."""
 
 
 def lengths_of(response: ResponseTokens) -> LengthDistribution:
@@ -102,6 +106,12 @@ class Job:
     def group(self) -> int:
         """Samples of a group."""
         return self.spec.workload.samples_per_prompt
+
+    @property
+    def simulated_turns(self) -> int:
+        """Turns of a sample as they are simulated: of a long conversation several are one, with as much time and as much spread."""
+        environment = self.spec.workload.environment
+        return 1 if environment is None else min(environment.turns, MOST_SIMULATED_TURNS)
 
     @property
     def away_s(self) -> float:
@@ -200,7 +210,7 @@ class Job:
     ) -> SimulationInput:
         """What the simulator needs to run this split; the last three vary one thing for elasticities."""
         spec, tensor_parallel = self.spec, split.samplers.tensor_parallel
-        queue, environment = spec.queue, spec.workload.environment
+        queue, environment, turns = spec.queue, spec.workload.environment, self.simulated_turns
         return SimulationInput(
             mode=split.mode,
             replicas=split.samplers.replicas,
@@ -223,9 +233,9 @@ class Job:
             steps=steps,
             warmup=warmup,
             seed=seed,
-            turns=1 if environment is None else environment.turns,
-            turn_s=0.0 if environment is None else environment.seconds_per_turn,
-            turn_cv=0.0 if environment is None else environment.cv,
+            turns=turns,
+            turn_s=0.0 if environment is None else self.away_s / (turns - 1),
+            turn_cv=0.0 if environment is None else environment.cv * math.sqrt((turns - 1) / (environment.turns - 1)),
             sandboxes=self.sandbox_limit,
         )
 

@@ -20,9 +20,9 @@ class Sandboxes:
     """What the environments of a job need."""
 
     needed: float
-    """Sandboxes in use at the mean with the best split, by Little's law."""
+    """Sandboxes in use at the mean with the best split."""
     unlimited: float | None
-    """Sandboxes that the same split would use without a limit; None if there is none or it was not asked."""
+    """Sandboxes that the same replicas would use without a limit; None unless too few of them gate the rollout."""
     limit: int | None
     """Sandboxes that may run at once; None: no limit."""
     wait: float
@@ -33,13 +33,9 @@ def sandboxes(job: Job, best: Evaluation, unlimited: Evaluation | None) -> Sandb
     """What a split needs; ``unlimited`` is the same split without a limit of sandboxes."""
     if job.spec.workload.environment is None:
         return None
-
-    def used(found: Evaluation) -> float:
-        return job.batch / found.period_s * job.away_s
-
     return Sandboxes(
-        needed=used(best),
-        unlimited=None if unlimited is None else used(unlimited),
+        needed=best.environment_samples,
+        unlimited=None if unlimited is None else unlimited.environment_samples,
         limit=job.sandbox_limit,
         wait=best.sandbox_wait_s,
     )
@@ -52,7 +48,7 @@ def sandbox_note(best: Evaluation, found: Sandboxes | None) -> str:
     wanted = (
         ""
         if found.unlimited is None
-        else f"; without a limit this split would keep about {found.unlimited:,.0f} of them busy"
+        else f"; without a limit these replicas would keep about {found.unlimited:,.0f} of them busy"
     )
     return (
         f"sandboxes gate the rollout: all {found.limit} are in use and a sample waits {found.wait:.3g} s for one each turn{wanted}: "

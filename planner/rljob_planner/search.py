@@ -20,13 +20,13 @@ from rljob_planner.calibrate import Calibration
 from rljob_planner.errors import PlanningError
 from rljob_planner.evaluation import check_simulable, full_steps, quick_steps, simulated
 from rljob_planner.job import Job
-from rljob_planner.layouts import Space
+from rljob_planner.layouts import Layout, Space
 from rljob_planner.lengths import LengthDistribution
 from rljob_planner.outcome import Candidate, Evaluation, LockStep, Plan, RunTime, SweepPoint, two_digits
 from rljob_planner.placement import Room, placeable_gpus
 from rljob_planner.race import Race, line_up, winners
 from rljob_planner.sandboxes import Sandboxes, sandbox_note, sandboxes
-from rljob_planner.screen import Screened
+from rljob_planner.screen import Screened, screened
 from rljob_planner.split import Split
 
 __all__ = ["Evaluation", "Plan", "PlanningError", "evaluate", "plan"]
@@ -136,11 +136,13 @@ def _mode(race: Race, best: Evaluation, sync: Evaluation | None, off: Evaluation
 
 
 def _environments(race: Race, best: Evaluation) -> Sandboxes | None:
-    """What the job's environments need; where too few gate it, also what it would use without a limit."""
+    """What the job's environments need; where too few gate it, also what these replicas would use without a limit."""
     unlimited = None
     if best.bottleneck == "sandboxes":
-        job, steps = race.job, quick_steps(race.job)
-        unlimited = simulated(job, best.split, race.calibration, steps=steps, seed=race.seed, sandboxes=False)
+        free = replace(race.job, spec=race.job.spec.model_copy(update={"sandbox": None}))
+        layout = Layout(best.split.samplers, best.split.trainers)
+        split = screened(free, layout, race.calibration, race.run_steps).split
+        unlimited = simulated(free, split, race.calibration, steps=quick_steps(free), seed=race.seed)
     return sandboxes(race.job, best, unlimited)
 
 

@@ -26,8 +26,8 @@ _SPEC: dict[str, Any] = {
 }
 
 
-def spec(**changes: Any) -> RLJobSpec:
-    """The job with these fields changed; ``__`` separates the parts of a path."""
+def document(**changes: Any) -> dict[str, Any]:
+    """The job with these fields changed, as a user would write it; ``__`` separates the parts of a path."""
     raw = copy.deepcopy(_SPEC)
     for path, value in changes.items():
         *parents, leaf = path.split("__")
@@ -35,4 +35,9 @@ def spec(**changes: Any) -> RLJobSpec:
         for parent in parents:
             target = target.setdefault(parent, {})
         target[leaf] = value
-    return RLJobSpec.model_validate(raw)
+    return raw
+
+
+def spec(**changes: Any) -> RLJobSpec:
+    """The job with these fields changed."""
+    return RLJobSpec.model_validate(document(**changes))

@@ -127,5 +127,5 @@ Int = Annotated[int, Field(strict=True)]
 Bool = Annotated[bool, Field(strict=True)]
 """``true`` or ``false``, never ``"yes"`` or ``1``, as in the API server."""
 
-Number = Annotated[float, Field(strict=True)]
-"""A number: ``1.5`` or ``2``, never ``"1.5"``, as in the API server."""
+Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+"""A number: ``1.5`` or ``2``, never ``"1.5"``, as in the API server, and never infinite or no number at all, as in JSON."""

@@ -21,9 +21,12 @@ _PLAIN = {
     "missing": "is missing",
     "int_type": "write a whole number, without quotes",
     "float_type": "write a number, without quotes",
+    "finite_number": "write a finite number",
     "bool_type": "write true or false, without quotes",
     "string_type": "write a text, in quotes if it looks like a number",
 }
+
+_BOUNDS = {"greater_than_equal": ("at least", "ge"), "less_than_equal": ("at most", "le")}
 
 
 class InvalidJobError(ValueError):
@@ -76,12 +79,16 @@ def _header(document: Mapping[str, Any]) -> list[str]:
 def _line(error: Any) -> str:
     loc = error["loc"]
     path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc).removeprefix(".") or "RLJob"
-    return f"{path}: {_words(error['type'], error['msg'], loc)}"
+    return f"{path}: {_words(error['type'], error['msg'], loc, error.get('ctx', {}))}"
 
 
-def _words(kind: str, message: str, loc: tuple[int | str, ...]) -> str:
+def _words(kind: str, message: str, loc: tuple[int | str, ...], context: Mapping[str, Any]) -> str:
     if kind in _PLAIN:
         return _PLAIN[kind]
+    if kind in _BOUNDS:
+        words, key = _BOUNDS[kind]
+        limit = context[key]
+        return f"write {words} {limit if isinstance(limit, int) else format(limit, 'g')}"
     if kind != "extra_forbidden":
         return message[:1].lower() + message[1:] if message.startswith(("Input ", "String ", "Tuple ")) else message
     known = _fields_at(loc[:-1])
