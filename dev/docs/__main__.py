@@ -1,8 +1,11 @@
-"""Writes the generated documents: ``python -m dev.docs``; with ``--check`` it only says which of them are out of date."""
+"""Writes the generated documents: ``python -m dev.docs``, or some of them by name; with ``--check`` only says which are out of date.
+
+The comparison with measurements comes first, since another page quotes it, and takes the longest.
+"""
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -30,18 +33,15 @@ def outdated(name: str) -> list[str]:
     return differences(path.read_text(encoding="utf-8"), PAGES[name]())
 
 
-def write_pages() -> list[Path]:
-    """Write all pages."""
-    written = []
-    for name, text in PAGES.items():
-        path = DOCS / name
-        path.write_text(text(), encoding="utf-8")
-        written.append(path)
-    return written
+def write(name: str) -> Path:
+    """Write one page."""
+    path = DOCS / name
+    path.write_text(PAGES[name](), encoding="utf-8")
+    return path
 
 
 def write_figures() -> list[Path]:
-    """Draw all figures; those that no page shows any more are removed."""
+    """Draw all figures."""
     from dev.docs import style
 
     written = []
@@ -53,21 +53,23 @@ def write_figures() -> list[Path]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write everything, or compare."""
+    """Write everything or the pages that are named, or compare."""
     if list(arguments) == ["--check"]:
         found = {name: lines for name in PAGES if (lines := outdated(name))}
         for name, lines in found.items():
             print(f"docs/{name} is out of date; write it with: python -m dev.docs")
             print("\n".join(f"  {line}" for line in lines[:10]))
         return 1 if found else 0
-    if arguments:
-        print("usage: python -m dev.docs [--check]", file=sys.stderr)
+    if any(name not in PAGES for name in arguments):
+        print(f"usage: python -m dev.docs [--check | {' | '.join(PAGES)} ...]", file=sys.stderr)
         return 2
     begin = time.perf_counter()
-    for path in [*write_pages(), *write_figures()]:
-        print(path.relative_to(ROOT), flush=True)
-    if importlib.util.find_spec("dev.docs.validation") is not None:
+    if not arguments:
         importlib.import_module("dev.docs.validation").generate()
+    for name in arguments or PAGES:
+        print(write(name).relative_to(ROOT), flush=True)
+        for path in write_figures() if name == "first-principles.md" else []:
+            print(path.relative_to(ROOT), flush=True)
     print(f"in {time.perf_counter() - begin:.0f} s")
     return 0
 

@@ -67,16 +67,15 @@ def decode_step() -> Figure:
     drawn, (left, right) = new_figure(1, 2, height=3.3)
     shown = step.running <= 512
     n = step.running[shown]
-    memory = step.weights_s + step.kv_s
     parts = [
         ("launches, sampling, scheduling", step.fixed_s, GREY),
-        ("reading the weights", step.weights_s, BLUE),
+        ("reading the weights", np.minimum(step.weights_s, step.products_s), BLUE),
+        ("arithmetic that takes longer", np.maximum(0.0, step.products_s - step.weights_s), ORANGE),
         ("reading the KV cache", step.kv_s, SKY),
-        ("arithmetic beyond that", np.maximum(0.0, step.compute_s - memory), ORANGE),
     ]
     bottom = np.zeros(len(n))
     for name, seconds, colour in parts:
-        if not np.any(seconds[shown] > 0):
+        if not np.any(seconds[shown] > 1e-6):
             continue
         top = bottom + 1e3 * seconds[shown]
         left.fill_between(n, bottom, top, color=colour, linewidth=0, label=name)

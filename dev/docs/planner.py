@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dev.docs import samples, tradeoffs
+from dev.docs.example import ROOT
 from dev.docs.page import number, page, percent, table
 from rljob_planner.evaluation import SLICE_SAMPLES
 from rljob_planner.hardware import gpu, memory_constants, training_constants
 from rljob_planner.outcome import RATIO_VARIANCE
 from rljob_planner.race import QUICK_MARGIN, SCREEN_MARGIN, UNSURE_MARGIN
 from rljob_planner.search import UNCALIBRATED_ERROR
+from rljob_planner.training import training_efficiency
 
 GIB = 1024.0**3
 
@@ -48,35 +50,44 @@ in [validation.md](validation.md).
 
 def _decode() -> str:
     rows = []
-    for name in ("h100-sxm-80gb", "a100-sxm-80gb"):
-        one = gpu(name)
-        e = one.decode
+    for name, whom in (
+        ("h100-sxm-80gb", "Hopper"),
+        ("b200-sxm-180gb", "Blackwell"),
+        ("a100-sxm-80gb", "Ampere"),
+        ("l40s", "others"),
+    ):
+        e, k = gpu(name).decode, gpu(name).kernels
         rows.append(
             (
-                f"{one.arch}" if one.arch == "hopper" else "others (defaults)",
-                f"{e.mbu:g}",
-                f"{e.mfu:g}",
-                f"{number(1e6 * e.layer_s, 3)} µs",
-                f"{number(1e3 * e.step_s, 3)} ms",
-                f"{number(1e6 * e.request_s, 3)} µs",
+                whom,
+                number(e.mbu, 2),
+                number(e.mfu, 2),
+                f"{number(1e6 * e.layer_s, 2)} µs",
+                f"{number(1e3 * e.step_s, 2)} ms",
+                f"{number(1e6 * e.request_s, 2)} µs",
+                number(k.activation_passes, 2),
+                number(k.expert_mfu, 2),
             )
         )
     return f"""## A decode step
 
-One forward pass of one sampler replica with b running samples of mean context c, on each GPU of its tensor-parallel group:
+One forward pass of one sampler replica with b running samples of mean context c, and with p tokens of prompts that are prefilled along with them, T = b + p. On each GPU of its tensor-parallel group:
 
-> t = max( (W(b) + KV·b·c) / (MBU·BW), F(b, c) / (MFU·peak) ) + prefill + L·c_layer + c_step + b·c_req + 2·L·t_allreduce
+> t = Σ max( W/(MBU·BW), 2·N·T/(MFU·peak) ) over dense layers, experts and output head
+>
+> + KV·b·c/(MBU·BW) + attention of the prompts
+>
+> + 2·L·t_allreduce + passes·L·T·hidden·2/BW + L·c_layer + c_step + b·c_req
 
-- **W(b)**, the bytes of weights that are read. Of a mixture of experts only the distinct experts that b tokens visit: E·(1 − (1 − K/E)^b) in expectation, K of E per token.
+- **W**, the bytes of weights that are read, and **N**, the parameters that work per token. Each kind of product is bound by memory or by arithmetic on its own. Of a mixture of experts only those are read that some token visits: E·(1 − (1 − K/E)^T) of E in expectation, K per token.
 - **KV**, the bytes of a token in the cache, from KV heads, or from the latent of MLA; layers with a sliding window hold at most the window.
-- **F** = b·(2·N_active + 4·L·H·d·c), the arithmetic: two operations per active parameter, and attention over the context.
-- **prefill**: each prompt once a group, since a prefix cache serves the others.
-- The rest is what a roofline forgets: kernel launches per layer, scheduling and sampling per step and per request, two all-reduces per layer. Without it a small model comes out nearly twice too fast.
+- **Prefill**: each prompt once a group, since a prefix cache serves the others.
+- **The last line** is what a roofline forgets: all-reduces, norms and residuals between the products, kernel launches per layer, scheduling and sampling per step and per request. Without it a small model comes out nearly twice too fast.
 
-{table(("constants", "MBU", "MFU", "c_layer", "c_step", "c_req"), rows)}
+{table(("constants", "MBU", "MFU", "c_layer", "c_step", "c_req", "passes", "MFU of experts"), rows)}
 
-They stand with their sources in [hardware.yaml]({MODULES}/data/hardware.yaml), fitted to published vLLM measurements over many models and widths at once, never to one case. `rljob calibrate` replaces them by those of your engine.
-Everything is linear in the resident tokens b·c. That is what lets the simulation jump over thousands of iterations without an error."""
+They stand with their sources in [hardware.yaml]({MODULES}/data/hardware.yaml), fitted to published vLLM curves over many models and widths at once, never to one case. `rljob calibrate` replaces them by those of your engine.
+For a given b everything is linear in the resident tokens b·c. That is what lets the simulation jump over thousands of iterations without an error."""
 
 
 def _memory() -> str:
@@ -91,18 +102,19 @@ the newest samples are preempted and recomputed later, as vLLM does it."""
 
 
 def _training() -> str:
-    t = training_constants()
+    t, e = training_constants(), training_efficiency()
     return f"""## A training step
 
 > FLOPs = 6·N_active·T + 6·L·H·d·Σlen² (×8/6 with full recomputation) + (2·N_active·T + 2·L·H·d·Σlen²) for each extra forward pass
 >
-> time = FLOPs / (GPUs·peak·MFU) · padding · pipeline bubble + optimizer + exposed communication
+> time = ( FLOPs/(share·peak) + passes·T·L·hidden·t_element ) / GPUs · padding · pipeline bubble + optimizer + exposed communication
 
 T are all tokens of the batch, prompts included; Σlen² is attention over whole sequences, causal. Extra passes are old log-probabilities and a reference model. Padding is the batch rounded up to whole samples per data-parallel rank; the bubble of a pipeline of depth p over m micro-batches is (p − 1)/m.
 The optimizer reads and writes its state once from memory. Communication is what sticks out behind computation: gathering weights and scattering gradients over the slowest link.
 
-MFU is what frameworks print: model FLOPs over time and peak, recomputation not counted. It is never assumed silently: `trainer.mfu` states it, else a default by model kind applies, else what the run shows. Memory must hold {number(t.state_bytes_per_parameter, 2)} bytes per parameter, sharded over all GPUs, and the
-activations of one sequence; the plainest division (FSDP first, then tensor parallelism inside a pod, then a pipeline) that fits is taken.
+Matrix kernels reach {percent(e.arithmetic_share)} of peak. What is not arithmetic (norms, activations, routing, copies) costs {number(1e9 * e.element_s, 3)} ns per token, layer and hidden unit on a GPU with {number(e.element_bytes_per_s / 1e12, 3)} TB/s: little in a large dense model, most of the step in a small mixture of experts. Both were fitted to published trainers
+([training.yaml]({MODULES}/data/training.yaml)). `trainer.mfu` replaces them: it is MFU as frameworks print it, model FLOPs over time and peak, recomputation not counted. Memory must hold {number(t.state_bytes_per_parameter, 2)} bytes per parameter, sharded over all GPUs, and the activations of one sequence; the plainest division that fits is
+taken: FSDP first, then tensor parallelism inside a pod, then a pipeline.
 
 **Weight sync** is a term of its own: weight bytes over {number(t.weight_sync_bytes_per_s / 1e9, 3)} GB/s end to end, measured by verl's checkpoint engine between nodes. In `async` each sampler pauses for it once per version; in the other modes it is added to the period."""
 
@@ -155,13 +167,35 @@ def _search() -> str:
 The run time's spread is the noise of the simulation, averaged over the run's steps, and the error of the model, which does not average out: the residual of the calibration, or {percent(UNCALIBRATED_ERROR)} while nothing is measured."""
 
 
+def _measured(kind: str) -> dict[str, str]:
+    """What docs/validation.md says in short of one kind of measurement."""
+    path = ROOT / "docs" / "validation.md"
+    names = [
+        "predicted",
+        "median",
+        "mean",
+        "worst",
+        "calibrated",
+        "calibrated median",
+        "calibrated mean",
+        "calibrated worst",
+    ]
+    for line in path.read_text(encoding="utf-8").splitlines():
+        cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
+        if cells[0] == kind and len(cells) > len(names):
+            return dict(zip(names, cells[1:], strict=False))
+    raise LookupError(f"docs/validation.md has no row {kind!r} under 'In short'")
+
+
 def _limits() -> str:
     worst = max(tradeoffs.formula_points(), key=lambda p: abs(p.formula_staleness - p.staleness))
+    decode, trainer, steps = (_measured(kind) for kind in ("Decode step (TPOT)", "Trainer alone", "RL step time"))
+    staleness = _measured("Mean staleness")
     return f"""## What it does not know
 
-- **Absolute times before calibration.** Decode steps and training steps rest on data sheets and public benchmarks. [validation.md](validation.md) prints the error of every published measurement that could be predicted, the misses among them, and what one factor per side would leave. Splits compare better than times: an error that
-  both splits share cancels.
-- **Training efficiency** is the least certain input. MFU depends on packing, kernels and network in ways that no data sheet shows; two frameworks on the same GPUs differ by a factor of two. State `trainer.mfu`, or let the run correct it.
+- **Absolute times before calibration.** Against published measurements ([validation.md](validation.md), misses included) decode steps are off by {decode["median"]} in the median and {decode["worst"]} at worst, a trainer alone by {trainer["median"]} and {trainer["worst"]}. Whole RL steps are off by {steps["median"]} ({steps["worst"]}) with
+  nothing calibrated, and by {steps["calibrated median"]} ({steps["calibrated worst"]}) once each side has one factor from other rows of the same system: frameworks reach only a part of what engine and trainer reach alone, each its own. Mean staleness, which needs no speeds, is met within {staleness["worst"]} versions. Splits compare better than times: an error that both splits share cancels.
+- **Training efficiency** is the least certain input. It depends on packing, kernels and network in ways that no data sheet shows; two frameworks on the same GPUs differ by a factor of two. State `trainer.mfu`, or let the run correct it.
 - **Routing.** Samples go to the replica with the fewest running, as a good router does it. A router that doesn't leaves replicas idle, and the planner does not see it.
 - **Interference.** Weight transfer, checkpointing, evaluation and logging take time from both sides; only weight sync is modelled.
 - **Prompts** all have their mean length, and each group's prompt is prefilled once.

@@ -236,7 +236,7 @@ def _long_reasoning(s: Sample) -> str:
 def _recommend_only(s: Sample) -> str:
     require(s.spec.staleness.bound.value == "hold", "recommend-only holds")
     require(s.plan.split.in_flight < s.job.batch, "recommend-only keeps less than a batch in flight")
-    return f"""**Why.** Under `hold` the trainer may not publish while that would make a running sample staler than {s.spec.staleness.max} versions. More in flight does not help then: the more samples run, the longer the longest of them, and publication waits for it. So the plan keeps {s.plan.split.in_flight} samples in flight, fewer than the {s.job.batch} of a step, on {s.plan.split.samplers.gpus} GPUs ({s.plan.split.samplers.replicas} engines of {s.plan.split.samplers.gpus_per_replica}): few samples on each, a short way through.
+    return f"""**Why.** Under `hold` the trainer may not publish while that would make a running sample staler than {s.spec.staleness.max} versions. More in flight does not help then: the more samples run, the longer the longest of them, and publication waits for it. So the plan keeps {s.plan.split.in_flight} samples in flight, fewer than the {s.job.batch} of a step, on {s.plan.split.samplers.gpus} GPUs ({s.plan.split.samplers.replicas} engines of {s.plan.split.samplers.gpus_per_replica}), where the way of a sample is short.
 {_against(s, s.fewer, "A trainer fewer", "training binds")} {_against(s, s.more, "A trainer more", "generation binds")}"""
 
 

@@ -73,13 +73,18 @@ def limits(bound: str = "admission") -> tuple[Limited, ...]:
 
 @dataclass(frozen=True)
 class DecodeStep:
-    """The parts of a decode step by running samples at the job's mean context, seconds."""
+    """The parts of a decode step by running samples at the job's mean context, seconds; prefill left out."""
 
     running: FloatArray
     fixed_s: FloatArray
+    """Launches, sampling, scheduling, and what moves between the matrix products."""
     weights_s: FloatArray
+    """Reading the weights."""
+    products_s: FloatArray
+    """The matrix products: reading the weights, or their arithmetic where that takes longer."""
     kv_s: FloatArray
     compute_s: FloatArray
+    """The arithmetic of the products alone."""
     step_s: FloatArray
     room: float
     """Running samples of mean context that the KV cache of one replica holds."""
@@ -99,13 +104,21 @@ class DecodeStep:
 def decode_step(factor: float = 1.0) -> DecodeStep:
     """One replica's decode step, with responses ``factor`` times as long."""
     job = example.job() if factor == 1.0 else example.job().with_lengths(example.job().lengths.scaled(factor))
-    cost = job.decode_cost(1, job.engine_max_running(), 1.0)
-    n = np.arange(1, len(cost.fixed_s), dtype=np.float64)
-    context = job.context_tokens
-    kv = cost.memory_s_per_token * n * context
-    compute = cost.compute_s[1:] + cost.compute_s_per_token * n * context
-    step = cost.fixed_s[1:] + np.maximum(cost.memory_s[1:] + kv, compute)
-    return DecodeStep(n, cost.fixed_s[1:], cost.memory_s[1:], kv, compute, step, job.kv_tokens(1) / context, context)
+    engine, context = job.engine(1), job.context_tokens
+    n = np.arange(1, job.engine_max_running() + 1, dtype=np.float64)
+    gpu = engine.gpu
+    weights = engine.weight_bytes_read(n) / (gpu.decode.mbu * gpu.memory_bytes_per_s)
+    return DecodeStep(
+        running=n,
+        fixed_s=engine.fixed_s(n),
+        weights_s=weights,
+        products_s=engine.products_s(n),
+        kv_s=engine.context_s(n, context) + engine.context_s_per_token * n * context,
+        compute_s=2.0 * job.model.active_parameters * n / (gpu.decode.mfu * gpu.peak_bf16),
+        step_s=engine.step_s(n, context),
+        room=job.kv_tokens(1) / context,
+        context_tokens=context,
+    )
 
 
 @dataclass(frozen=True)
