@@ -4,22 +4,35 @@ It screens candidates and stands beside the simulator as a check that shares non
 Compute, "Predicting and Controlling Staleness in Fully Asynchronous RL Training" (2026): a sample ages while its group is
 unfinished (pre-queue) and while the group waits (in-queue). Rates follow from a steady state in which the running samples of a
 replica are as many as slots, in-flight and KV room allow; their resident length is length-biased, E[L²]/(2·E[L]), since a long
-response is seen running for longer. What a bound does to the samples in flight comes from counting the groups that it lets
-into the system (Little's law).
+response is seen running for longer. What a bound does is worked out in ``renewal``: a cycle that repeats with every version.
 
-Exact away from balance. Near ρ = 1 the queue is now empty and now full, which no formula here knows: staleness is then too high,
-by up to about 0.8 with a queue of two batches.
+Within 3 % of the period and 0.15 versions of the simulation where one limit is clear: one side, or the bound, by a quarter
+(0.25 versions under ``hold``). Otherwise, most of all near ρ = 1, now one limit counts and now the other, which no formula here
+knows: ``ClosedForm.contested`` says so, and how far off it may be.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rljob_planner.renewal import (
+    CLEARLY,
+    Lives,
+    admitted,
+    blocked_staleness,
+    dropping,
+    held,
+    held_staleness,
+    lives_of,
+    rising_root,
+    starts,
+    window_staleness,
+)
 from rljob_planner.simulate import DecodeCost, SimulationInput
 
 FloatArray = NDArray[np.float64]
@@ -44,6 +57,9 @@ class ClosedForm:
     """Samples per second that the trainer consumes alone; infinite for a step that takes no time."""
     mean_running: float
     """Running samples, all replicas together."""
+    contested: bool = False
+    """Whether two limits lie within a quarter of each other, so that now one counts and now the other. The period is then up to
+    a tenth longer, and staleness off by up to a version."""
 
 
 def mean_staleness(C: float, M: float, B: float, rho: float, q: float) -> float:
@@ -67,7 +83,7 @@ def predict(inp: SimulationInput) -> ClosedForm:
 
 
 class _Samplers:
-    """Rates of the sampler side as a function of the samples that are running."""
+    """Rates of the sampler side as a function of the samples that are in flight."""
 
     def __init__(self, inp: SimulationInput) -> None:
         self.inp = inp
@@ -75,15 +91,31 @@ class _Samplers:
         self.context = inp.prompt_tokens + inp.lengths.resident_mean_tokens() - 0.5
         self.slots = min(float(inp.max_running), max(1.0, inp.kv_tokens / (self.context + 1.0)))
         """Samples that one replica can run at once."""
+        self.away_s = (inp.turns - 1) * inp.turn_s
+        """Seconds that a sample is in its environment, all turns together; it is in flight there but does not run."""
 
-    def most_running(self) -> float:
-        """Running samples when only slots, KV room and the in-flight cap limit them; groups are admitted whole."""
+    def most_in_flight(self) -> float:
+        """Samples in flight when only slots, KV room, sandboxes and the in-flight cap limit them; groups are admitted whole."""
         room = self.slots * self.inp.replicas
+        if self.away_s > 0.0:
+            served = room / (self.token_s(room) * self.mean)
+            if self.inp.sandboxes is not None:
+                served = min(served, self.inp.sandboxes / self.away_s)
+            room = _root(lambda n: self._served(n) - served, 0.0, room) + served * self.away_s
         if self.inp.in_flight_cap is None:
             return room
         whole = self.inp.in_flight_cap // self.inp.samples_per_prompt * self.inp.samples_per_prompt
         realised = self.inp.in_flight_cap - 0.5 * (self.inp.samples_per_prompt - 1)
         return min(room, float(whole), max(realised, 1.0))
+
+    def running(self, in_flight: float) -> float:
+        """Samples of those in flight that run: the others are in their environment."""
+        if self.away_s == 0.0:
+            return in_flight
+        return _root(lambda n: n + self._served(n) * self.away_s - in_flight, 0.0, in_flight)
+
+    def _served(self, running: float) -> float:
+        return running / (self.token_s(running) * self.mean)
 
     def token_s(self, running: float) -> float:
         """Seconds of an iteration with ``running`` samples on all replicas together."""
@@ -91,114 +123,169 @@ class _Samplers:
         decode = self.inp.decode
         return decode.iteration_s(n, n * self.context) + n / self.mean * decode.prefill_s_per_sample
 
-    def rate(self, running: float) -> float:
-        """Samples per second with ``running`` samples."""
-        return running / (self.token_s(running) * self.mean)
+    def rate(self, in_flight: float) -> float:
+        """Samples per second with ``in_flight`` samples."""
+        return self._served(self.running(in_flight))
+
+
+@dataclass(frozen=True)
+class _Steady:
+    """What all bounds start from."""
+
+    inp: SimulationInput
+    samplers: _Samplers
+    in_flight: float
+    rate: float
+    """Samples per second with ``in_flight`` samples while no weights are loaded."""
+    token_s: float
+    step_s: float
+
+    @property
+    def batch(self) -> int:
+        return self.inp.prompts_per_step * self.inp.samples_per_prompt
+
+    @property
+    def free_s(self) -> float:
+        """Period at the full speed of both sides."""
+        return max(self.step_s, self.batch / self.rate + self.inp.weight_sync_s)
+
+    @property
+    def rho(self) -> float:
+        """Batches that samplers generate in a period at full speed: above 1 where the trainer limits."""
+        return self.rate * (self.free_s - self.inp.weight_sync_s) / self.batch
+
+    @property
+    def contested(self) -> bool:
+        """Whether both sides are about as fast, or a queue that blocks lets more than a batch start at once."""
+        least = max(0.0, self.step_s - self.inp.weight_sync_s) * self.rate / self.batch
+        most = self.step_s * self.rate / self.batch
+        if most * CLEARLY > 1.0 and least < CLEARLY:
+            return True
+        if not _blocks(self):
+            return False
+        every = (self.free_s - self.inp.weight_sync_s) / self.token_s
+        return starts(self.lives(self.token_s), every, CLEARLY * self.in_flight / self.batch) is None
+
+    @property
+    def queue(self) -> float:
+        """Capacity of the queue in batches."""
+        return math.inf if self.inp.queue_capacity is None else self.inp.queue_capacity / self.inp.prompts_per_step
+
+    def lives(self, token_s: float) -> Lives:
+        lives = lives_of(self.inp.lengths, self.inp.samples_per_prompt, self.inp.group_correlation)
+        # The clock of tokens stands still while weights are loaded, the environment does not.
+        away_s = self.samplers.away_s * (1.0 - min(0.9, self.inp.weight_sync_s / self.free_s))
+        return replace(lives, away_tokens=away_s / token_s) if away_s > 0.0 else lives
 
 
 def _asynchronous(inp: SimulationInput) -> ClosedForm:
     samplers = _Samplers(inp)
-    S, B = inp.samples_per_prompt, inp.prompts_per_step * inp.samples_per_prompt
-    M = inp.lengths.tail_multiplier(S)
-    step_s = inp.train.step_s(B, inp.prompt_tokens, inp.lengths)
-    train_rate = B / step_s if step_s > 0 else math.inf
-    most = samplers.most_running()
+    batch = inp.prompts_per_step * inp.samples_per_prompt
+    step_s = inp.train.step_s(batch, inp.prompt_tokens, inp.lengths)
+    train_rate = batch / step_s if step_s > 0 else math.inf
+    most = samplers.most_in_flight()
+    running = samplers.running(most)
     alone = samplers.rate(most)
     if inp.bound == "admission" and inp.max_staleness == 0:
         at_once = _lock_step(inp)  # a batch starts when the one before it is published: sync, whatever the mode
         return ClosedForm(at_once.period_s, 0.0, alone / train_rate, alone, train_rate, at_once.mean_running)
-
-    def effective(running: float) -> float:
-        """Samples per second, the pauses for weights included."""
-        return B / (B / samplers.rate(running) + inp.weight_sync_s)
-
-    C = most
-    if inp.bound == "admission":
-        # Groups in flight, a batch that fills and the batch in training make up what admission lets in.
-        allowed = (inp.max_staleness + 1) * B
-        C = _root(lambda c: c * M + 0.5 * B + min(1.0, effective(c) / train_rate) * B - allowed, 1e-6, most)
-    rollout = effective(C)
-    rho = rollout / train_rate
-    period = B / min(rollout, train_rate)
+    steady = _Steady(inp, samplers, most, alone, samplers.token_s(running), step_s)
     if inp.bound == "drop":
-        period, staleness = _dropping(inp, samplers, C, train_rate)
+        period, staleness, contested = _dropping(steady)
     elif inp.bound == "hold":
-        period = max(period, _held_s(inp, samplers, C))
-        rho = max(rho, rollout * period / B)
-        staleness = _staleness(inp, C, M, rho)
+        period, staleness, contested = _holding(steady)
+    elif inp.bound == "admission":
+        period, staleness, contested = _admitting(steady)
     else:
-        # Groups complete while replicas do not pause, so it is then that a step runs for a share ρ of the time.
-        unpaused = min(1.0 - 1e-9, samplers.rate(C) / train_rate)
-        staleness = _staleness(inp, C, M, rho if rho >= 1.0 else max(rho, unpaused))
-    if inp.bound in ("drop", "admission"):
-        staleness = min(staleness, float(inp.max_staleness))
-    return ClosedForm(period, staleness, alone / train_rate, alone, train_rate, C)
+        period, staleness, contested = steady.free_s, _unbounded_staleness(steady), steady.contested
+    if inp.bound == "admission" or _blocks(steady):
+        running = min(running, batch * samplers.mean * steady.token_s / max(1e-12, period - inp.weight_sync_s))
+    return ClosedForm(period, staleness, alone / train_rate, alone, train_rate, running, contested)
 
 
-def _staleness(inp: SimulationInput, C: float, M: float, rho: float) -> float:
-    B = inp.prompts_per_step * inp.samples_per_prompt
-    if rho < 1.0:
-        return mean_staleness(C, M, B, rho, 1.0)
-    if inp.bound == "admission":
-        return float(inp.max_staleness)
+def _blocks(steady: _Steady) -> bool:
+    return steady.inp.overflow == "block" and steady.inp.queue_capacity is not None and steady.rho > 1.0
+
+
+def _unbounded_staleness(steady: _Steady) -> float:
+    """Mean staleness that only the queue limits."""
+    inp, rho, batch = steady.inp, steady.rho, steady.batch
+    lives = steady.lives(steady.token_s)
+    every = (steady.free_s - inp.weight_sync_s) / steady.token_s
+    if inp.weight_sync_s + batch / steady.rate >= steady.step_s:
+        # Groups complete while replicas do not pause, so it is then that a step runs for a share of the time.
+        busy = min(1.0, steady.step_s * steady.rate / batch)
+        return (lives.group.mean + lives.away_tokens) / every + busy
     if inp.queue_capacity is None:
         # The queue grows by what the trainer does not take; a group that is trained in step k waited for k·(1 − 1/ρ).
-        return C * M / (B * rho) + 0.5 * (inp.steps + inp.warmup) * (1.0 - 1.0 / rho)
-    q = inp.queue_capacity / inp.prompts_per_step
+        grown = 0.5 * (inp.steps + inp.warmup) * (1.0 - 1.0 / rho)
+        return (lives.group.mean + lives.away_tokens) / every + 0.5 + grown
     if inp.overflow == "block":
-        # Groups start in bursts whenever a step makes room, and half of a burst still enters a queue that is full again.
-        return C * M / (B * rho) + q - 0.5 + 0.5 * C * M / B * (1.0 - 1.0 / rho)
-    return mean_staleness(C, M, B, rho, q)
+        slower = steady.samplers.token_s(batch * steady.samplers.mean / every)
+        every = (steady.free_s - inp.weight_sync_s) / slower
+        return blocked_staleness(steady.lives(slower), every, steady.in_flight / batch, steady.queue)
+    y = (lives.group.tokens + lives.away_tokens) / every
+    return window_staleness(lives.group.weights, y, (steady.queue - 1.0) / rho, steady.queue / rho)
 
 
-def _held_s(inp: SimulationInput, samplers: _Samplers, C: float) -> float:
-    """Shortest period under ``hold``.
+def _admitting(steady: _Steady) -> tuple[float, float, bool]:
+    inp, samplers, batch = steady.inp, steady.samplers, steady.batch
 
-    All samples of a version must be done when the ``max`` + 1st after it is published, that is ``max`` to ``max`` + 1 periods
-    after their start. The longer the period, the more samples start in it and the longer the longest of them.
-    """
-    if inp.max_staleness == 0:
-        return math.inf
-    lengths = inp.lengths.coarse
-    period = 0.0
-    for _ in range(20):
-        started = max(1.0, samplers.rate(C) * period)
-        longest = lengths.max_mean(started) * samplers.token_s(C) + inp.max_staleness * inp.weight_sync_s
-        period = longest / (inp.max_staleness + 0.25)
-    return period
+    def token_s(every: float) -> float:
+        return samplers.token_s(min(batch * samplers.mean / every, samplers.running(steady.in_flight)))
+
+    # Groups are whole, so the count of unfinished ones falls to its limit when their expected number is half a group above it.
+    ahead = inp.max_staleness + 0.5 / inp.prompts_per_step
+    fastest = (steady.free_s - inp.weight_sync_s) / steady.token_s
+    for _ in range(3):
+        fastest = (steady.free_s - inp.weight_sync_s) / token_s(fastest)
+    cycle = admitted(steady.lives, token_s, fastest, steady.in_flight / batch, ahead, steady.step_s, inp.weight_sync_s)
+    if cycle.binds:
+        return cycle.period_s, float(inp.max_staleness), cycle.contested
+    contested = cycle.contested or steady.contested
+    if steady.rho > 1.0 and inp.queue_capacity is None:
+        return cycle.period_s, float(inp.max_staleness), contested
+    return cycle.period_s, min(float(inp.max_staleness), _unbounded_staleness(steady)), contested
 
 
-def _dropping(inp: SimulationInput, samplers: _Samplers, C: float, train_rate: float) -> tuple[float, float]:
-    """Period and mean staleness where groups over the maximum staleness are discarded when the trainer takes them.
+def _dropping(steady: _Steady) -> tuple[float, float, bool]:
+    inp, token_s = steady.inp, steady.token_s
+    every, staleness, contested = dropping(
+        steady.lives(token_s),
+        steady.rate * token_s / steady.batch,
+        inp.max_staleness,
+        steady.step_s / token_s,
+        steady.queue,
+        inp.weight_sync_s / token_s,
+    )
+    period = max(steady.step_s, every * token_s + inp.weight_sync_s)
+    if _blocks(steady):
+        staleness = min(float(inp.max_staleness), _unbounded_staleness(steady))
+        contested = True
+    return period, staleness, contested
 
-    A group whose longest response takes x periods sees x versions on average, and one more if a step runs when it completes.
-    What is dropped makes the period longer, which in turn makes x smaller. Where samplers outrun the trainer nevertheless, what
-    drops costs nothing, and groups wait besides.
-    """
-    B = inp.prompts_per_step * inp.samples_per_prompt
-    step_s = B / train_rate
-    lengths = inp.lengths.coarse
-    longest_s: FloatArray = np.asarray(lengths.support_tokens * samplers.token_s(C))
-    weight: FloatArray = np.diff(lengths.cumulative**inp.samples_per_prompt, prepend=0.0)
 
-    def late(versions: FloatArray, waiting: float) -> FloatArray:
-        part, whole = math.modf(waiting)
-        over = versions + whole - inp.max_staleness
-        return np.asarray((1.0 - part) * np.clip(over, 0.0, 1.0) + part * np.clip(over + 1.0, 0.0, 1.0))
-
-    share, period, rho, versions = 0.0, 0.0, 0.0, longest_s
-    for _ in range(40):
-        sampling_s = B / (samplers.rate(C) * max(1e-3, 1.0 - share))
-        period = max(step_s, sampling_s + inp.weight_sync_s)
-        rho = step_s / sampling_s
-        versions = np.asarray(longest_s / (period - inp.weight_sync_s))
-        share = 0.5 * (share + float(np.sum(weight * late(versions, min(rho, 1.0)))))
-    waiting = min(rho, 1.0)
-    if period == step_s:
-        q = inp.max_staleness if inp.queue_capacity is None else inp.queue_capacity / inp.prompts_per_step
-        waiting = mean_staleness(0.0, 1.0, B, max(1.0, rho), min(q, float(inp.max_staleness)))
-    kept = weight * (1.0 - late(versions, waiting))
-    return period, float(np.sum(kept * versions)) / max(1e-9, float(kept.sum())) + waiting
+def _holding(steady: _Steady) -> tuple[float, float, bool]:
+    inp, token_s, ahead = steady.inp, steady.token_s, steady.inp.max_staleness
+    if ahead == 0:
+        return math.inf, 0.0, False
+    # Short periods take what the queue has saved up in the long one, then what samplers generate.
+    saved = min(1.0, steady.queue / ahead)
+    short_s = max(steady.step_s, (1.0 - saved) * steady.free_s)
+    lives = steady.lives(token_s)
+    short = max(0.0, short_s - inp.weight_sync_s) / token_s
+    cycle = held(lives, steady.in_flight, steady.samplers.mean, ahead, short)
+    period = cycle * token_s / ahead + inp.weight_sync_s
+    if period <= steady.free_s:
+        contested = steady.contested or period * CLEARLY > steady.free_s
+        return steady.free_s, _unbounded_staleness(steady), contested
+    contested = period < CLEARLY * steady.free_s
+    rate = steady.rate * token_s / steady.batch
+    if inp.queue_capacity is None:
+        rho = rate * cycle / ahead
+        grown = 0.5 * (inp.steps + inp.warmup) * max(0.0, 1.0 - 1.0 / rho)
+        return period, (lives.group.mean + lives.away_tokens) / (cycle / ahead) + 0.5 + grown, contested
+    return period, held_staleness(lives, cycle, ahead, short, steady.queue, rate), contested
 
 
 def _lock_step(inp: SimulationInput) -> ClosedForm:
@@ -254,13 +341,4 @@ def _iteration_s(decode: DecodeCost, n: FloatArray, resident: FloatArray) -> Flo
 
 
 def _root(rising: Callable[[float], float], low: float, high: float) -> float:
-    """Where a rising function crosses zero; the nearer end where it does not."""
-    if rising(high) <= 0:
-        return high
-    while high - low > _ROOT_PRECISION * high:
-        middle = 0.5 * (low + high)
-        if rising(middle) < 0:
-            low = middle
-        else:
-            high = middle
-    return 0.5 * (low + high)
+    return rising_root(rising, low, high, _ROOT_PRECISION)

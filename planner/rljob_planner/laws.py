@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from statistics import NormalDist
 from typing import Protocol
 
 import numpy as np
@@ -18,6 +19,9 @@ from numpy.typing import NDArray
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
+
+_NODES = 40
+_NORMAL = NormalDist()
 
 WIDEST_SIGMA = 8.0
 """Standard deviation of ln(length) beyond which a clipped lognormal is as good as two lengths, 0 and the cap."""
@@ -144,6 +148,24 @@ class MixtureLaw:
     def scaled(self, factor: float) -> MixtureLaw:
         """The law of ``factor`` times the length."""
         return MixtureLaw(tuple((share, law.scaled(factor)) for share, law in self.parts))
+
+
+def joint_below(below: FloatArray, number: int, correlation: float) -> FloatArray:
+    """Probability that ``number`` variables of one distribution are all below a limit that one of them is below with ``below``.
+
+    Their normal scores are correlated by ``correlation``: given the common part they are independent, and the common part is
+    summed over by Gauss and Hermite's rule. Independent variables have the power, fully correlated ones the probability itself.
+    """
+    if number <= 1 or correlation >= 1.0:
+        return below
+    if correlation <= 0.0:
+        return np.asarray(below**number)
+    nodes, weights = np.polynomial.hermite_e.hermegauss(_NODES)
+    inside = np.clip(below, 1e-15, 1.0 - 1e-15)
+    scores = np.fromiter(map(_NORMAL.inv_cdf, inside.tolist()), np.float64, inside.size)
+    own = (scores[:, None] - math.sqrt(correlation) * nodes) / math.sqrt(1.0 - correlation)
+    joint = normal_cdf(own) ** number @ (weights / weights.sum())
+    return np.where(below >= 1.0, 1.0, np.minimum(joint, below))
 
 
 def normal_cdf(z: FloatArray) -> FloatArray:

@@ -31,6 +31,7 @@ from rljob_planner.laws import (
     QuantileLaw,
     TableLaw,
     clipped_cv,
+    joint_below,
     log_median,
 )
 
@@ -245,15 +246,40 @@ class LengthDistribution:
         below = np.concatenate([[0.0], self.cumulative])
         return np.asarray(1.0 - below[np.searchsorted(self.support_tokens, tokens, side="right")])
 
-    def max_mean(self, group_size: float) -> float:
-        """Mean length in tokens of the longest of ``group_size`` responses."""
+    @cached_property
+    def _steps(self) -> tuple[FloatArray, FloatArray]:
+        """Cumulative probabilities but the last, and the distances between lengths: the mean of a maximum is a sum over both."""
+        return self.cumulative[:-1], np.diff(self.support_tokens).astype(np.float64)
+
+    def max_mean(self, group_size: float, correlation: float = 0.0) -> float:
+        """Mean length in tokens of the longest of ``group_size`` responses, correlated as ``longest_of`` says."""
+        if correlation > 0.0 and group_size > 1:
+            return self.longest_of(int(group_size), correlation).mean()
         known = self._tails.get(group_size)
         if known is not None:
             return known
-        longest = float(np.sum(np.diff(self.cumulative**group_size, prepend=0.0) * self.support_tokens))
+        cumulative, distances = self._steps
+        longest = float(self.support_tokens[-1]) - float(cumulative**group_size @ distances)
         if isinstance(group_size, int):
             self._tails[group_size] = longest
         return longest
+
+    @cached_property
+    def _longest(self) -> dict[tuple[int, float], LengthDistribution]:
+        return {}
+
+    def longest_of(self, group_size: int, correlation: float = 0.0) -> LengthDistribution:
+        """Length of the longest of ``group_size`` responses to one prompt, in the rows of ``coarse``.
+
+        ``correlation`` (0 … 1) is that of the normal scores of two of them: each score is √c times one of the prompt and
+        √(1 − c) times one of its own, which makes responses independent given the prompt.
+        """
+        key = group_size, correlation
+        if key not in self._longest:
+            rows = self.coarse
+            longest = joint_below(rows.cumulative, group_size, correlation)
+            self._longest[key] = self._table(rows.support_tokens, longest, self.cap_tokens, None)
+        return self._longest[key]
 
     @cached_property
     def coarse(self) -> LengthDistribution:
@@ -269,9 +295,9 @@ class LengthDistribution:
         support, first = np.unique(np.clip(np.rint(means), 1, self.cap_tokens)[::-1], return_index=True)
         return type(self)(support.astype(np.int64), self.cumulative[last][::-1][first], self.cap_tokens, self.law)
 
-    def tail_multiplier(self, group_size: int) -> float:
+    def tail_multiplier(self, group_size: int, correlation: float = 0.0) -> float:
         """M: mean of the longest of ``group_size`` responses over the mean length."""
-        return self.max_mean(group_size) / self.mean()
+        return self.max_mean(group_size, correlation) / self.mean()
 
     def resident_mean_tokens(self) -> float:
         """Mean generated tokens that a running sample holds: length-biased, E[L²] / (2·E[L])."""
