@@ -89,14 +89,19 @@ class Cluster:
         self._api = api
 
     @classmethod
-    async def connect(cls) -> Cluster:
-        """Connects by KUBECONFIG or, inside a pod, by the service account; raises ClusterError if there is neither."""
+    async def connect(cls, context: str | None = None) -> Cluster:
+        """Connects by KUBECONFIG or, inside a pod, by the service account; raises ClusterError if there is neither.
+
+        ``context`` is one of the kubeconfig's, by default its current one.
+        """
         configuration = client.Configuration()
         try:
             try:
+                if context is not None:
+                    raise config.ConfigException("a context is asked for")
                 config.load_incluster_config(client_configuration=configuration)
             except config.ConfigException:
-                await config.load_kube_config(client_configuration=configuration)
+                await config.load_kube_config(context=context, client_configuration=configuration)
         except (config.ConfigException, OSError) as error:
             raise ClusterError(0, "NoCredentials", f"no cluster to connect to: {error}; set KUBECONFIG") from error
         configuration.retries = None

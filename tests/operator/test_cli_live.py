@@ -71,7 +71,10 @@ def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
         "apiVersion": "v1",
         "kind": "Config",
         "current-context": "here",
-        "contexts": [{"name": "here", "context": {"cluster": "here", "user": "me", "namespace": "rl"}}],
+        "contexts": [
+            {"name": "here", "context": {"cluster": "here", "user": "me", "namespace": "rl"}},
+            {"name": "elsewhere", "context": {"cluster": "here", "user": "me"}},
+        ],
         "clusters": [{"name": "here", "cluster": {"server": f"http://127.0.0.1:{server.server_port}"}}],
         "users": [{"name": "me", "user": {"token": "t"}}],
     }
@@ -153,6 +156,16 @@ def test_a_job_that_is_not_there_is_an_error(api: Api) -> None:
     result = run("plan", "rljob/other")
     assert result.exit_code == 2
     assert "rljob/other: there is no such RLJob in namespace rl: kubectl get rljobs -A lists all" in result.stderr
+
+
+def test_another_context_brings_its_own_namespace(api: Api) -> None:
+    result = run("plan", "rljob/mine", "--context", "elsewhere")
+    assert "there is no such RLJob in namespace default" in result.stderr
+    assert "no cluster to connect to" in run("plan", "rljob/mine", "--context", "nowhere").stderr
+
+
+def test_a_job_of_a_file_is_no_live_job(api: Api) -> None:
+    assert "--job: is of files" in run("plan", "rljob/mine", "--job", "mine").stderr
 
 
 def test_nodes_that_one_may_not_list_are_named(api: Api) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,11 @@ from typer.testing import CliRunner, Result
 import rljob_planner
 from dev import schemas
 from rljob_operator.cli import app
+from rljob_planner import search
 from rljob_planner import simulate as simulation
+from rljob_planner.api.spec import RLJob
+from rljob_planner.placement import default_rooms
+from rljob_planner.report import why
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLES = sorted((ROOT / "crds" / "samples").glob("*.yaml"))
@@ -300,6 +305,17 @@ def test_a_report_keeps_what_a_user_wrote() -> None:
     assert result.stdout.startswith("[bold]math-: 16 GPUs")
 
 
-def test_a_report_names_the_staleness_limit_where_that_is_what_holds_samplers_back() -> None:
-    report = run("plan", str(ROOT / "crds" / "samples" / "qwen3-30b-a3b.yaml")).stdout
-    assert "the staleness limit holds samplers back" in report
+@pytest.mark.parametrize(
+    ("bottleneck", "rho", "words"),
+    [
+        ("samplers", 1.3, "the staleness limit holds samplers back: left alone they would outrun the trainer (ρ 1.30)"),
+        ("samplers", 0.8, "samplers are the bottleneck: the trainer waits for samples"),
+        ("trainers", 1.3, "the trainer is the bottleneck"),
+        ("sandboxes", 0.5, "too few sandboxes gate the samplers"),
+        ("balanced", 1.0, "both sides are about equally fast"),
+    ],
+)
+def test_a_report_says_what_bounds_the_period(bottleneck: str, rho: float, words: str) -> None:
+    spec = RLJob.model_validate(yaml.safe_load(SMALL)).spec
+    plan = replace(search.plan(spec, default_rooms(16), detail=False), bottleneck=bottleneck, rho=rho)
+    assert why(plan).startswith(words)

@@ -87,6 +87,7 @@ def test_nodes_of_both_roles_may_be_joined_by_nodes_of_one() -> None:
         (("--lengths", "/nowhere.jsonl"), "--lengths: /nowhere.jsonl: no such file or directory"),
         (("--calibration", "/nowhere.yaml"), "/nowhere.yaml: no such file or directory"),
         (("--namespace", "rl"), "--namespace: is of live jobs"),
+        (("--context", "here"), "--context: is of live jobs"),
         (("--live", "math"), "either a FILE or --live NAME"),
     ],
 )
@@ -96,6 +97,15 @@ def test_options_that_make_no_sense_are_an_error(options: tuple[str, ...], words
 
 def test_a_plan_needs_a_job() -> None:
     assert "say which job: a FILE with an RLJob, - for stdin, rljob/NAME" in said("plan", text=None)
+
+
+def test_any_job_of_a_file_can_be_planned() -> None:
+    second = SMALL.replace("math-short", "another").replace("gpus: 16", "gpus: 24")
+    text = f"{SMALL}\n---\n{second}"
+    result = run("plan", "-", "-o", "json", text=text)
+    assert "stdin has 2 RLJobs, of which math-short is taken: --job takes another, another" in result.stderr
+    assert run("plan", "-", "--job", "another", text=text).stdout.startswith("another: 24 GPUs")
+    assert "has no RLJob called third: there are math-short, another" in said("plan", "-", "--job", "third", text=text)
 
 
 def test_a_budget_replaces_that_of_the_file() -> None:

@@ -35,7 +35,7 @@ NodesOption = Annotated[
     str | None,
     typer.Option(
         metavar="N×GPUS",
-        help="Nodes × GPUs of a node, such as 8x8 or 8x8,2x4; by default the budget in nodes of 8.",
+        help="Nodes × GPUs of a node, such as 8x8 or 8x8,2x4; by default the budget in nodes of the GPU's usual size, mostly 8.",
         show_default=False,
     ),
 ]
@@ -79,6 +79,14 @@ NamespaceOption = Annotated[
     str | None,
     typer.Option("--namespace", "-n", help="Namespace of a live job; by default the kubeconfig's.", show_default=False),
 ]
+ContextOption = Annotated[
+    str | None,
+    typer.Option(help="Context of the kubeconfig, for a live job; by default the current one.", show_default=False),
+]
+JobOption = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Which RLJob of the file; by default the first.", show_default=False),
+]
 
 
 class Options(NamedTuple):
@@ -95,6 +103,8 @@ class Options(NamedTuple):
     calibration: Path | None = None
     live: str | None = None
     namespace: str | None = None
+    context: str | None = None
+    job: str | None = None
 
     @property
     def describes_nodes(self) -> bool:
@@ -163,10 +173,14 @@ def case_of(target: str | None, options: Options, found: Found | None = None) ->
     if target is None and name is None:
         fail("say which job: a FILE with an RLJob, - for stdin, rljob/NAME or --live NAME for one on the cluster")
     if name is None:
-        if options.namespace is not None:
-            fail("--namespace: is of live jobs: write rljob/NAME or --live NAME, or leave it out")
-        job, source = read_job(str(target), _changes(options), None if found is None else (found.text, found.source))
+        for option, given in (("--namespace", options.namespace), ("--context", options.context)):
+            if given is not None:
+                fail(f"{option}: is of live jobs: write rljob/NAME or --live NAME, or leave it out")
+        content = None if found is None else (found.text, found.source)
+        job, source = read_job(str(target), _changes(options), content, options.job)
         return _finished(Case(_name(job), source, job.spec, ()), options)
+    if options.job is not None:
+        fail("--job: is of files: a live job is named by rljob/NAME or --live NAME")
     from rljob_operator.cli.live import live_case
 
     return _finished(live_case(name, options), options)
@@ -186,7 +200,7 @@ def _finished(case: Case, options: Options) -> Case:
 
     from rljob_planner.errors import PlanningError
 
-    rooms = _rooms(options, case.spec.gpus) if options.describes_nodes or not case.rooms else case.rooms
+    rooms = _rooms(options, case.spec) if options.describes_nodes or not case.rooms else case.rooms
     words = list(case.words)
     try:
         lengths, fit = _lengths(options, case.spec)
@@ -212,7 +226,7 @@ def _changes(options: Options) -> dict[str, Any]:
     return {field: value for field, value in changes.items() if value is not None}
 
 
-def _rooms(options: Options, gpus: int) -> tuple[Room, ...]:
+def _rooms(options: Options, spec: RLJobSpec) -> tuple[Room, ...]:
     from rljob_planner.placement import default_rooms
 
     if not options.describes_nodes:
@@ -220,7 +234,7 @@ def _rooms(options: Options, gpus: int) -> tuple[Room, ...]:
             fail(
                 "--sampler-accelerator and --trainer-accelerator: say on which nodes, with --sampler-nodes and --trainer-nodes"
             )
-        return default_rooms(gpus)
+        return default_rooms(spec.gpus, spec.accelerator)
     for role, other, of in (
         ("sampler", "trainer", options.sampler_nodes),
         ("trainer", "sampler", options.trainer_nodes),

@@ -11,6 +11,7 @@ from rljob_operator.cli.cases import (
     AcceleratorOption,
     BudgetOption,
     CalibrationOption,
+    ContextOption,
     LengthsOption,
     NamespaceOption,
     NodesOption,
@@ -54,6 +55,7 @@ def compare(
     lengths: LengthsOption = None,
     calibration: CalibrationOption = None,
     namespace: NamespaceOption = None,
+    context: ContextOption = None,
 ) -> None:
     """Set two jobs, plans or scenarios side by side: what differs in them, what comes of it, and whether that is noise."""
     options = Options(
@@ -67,6 +69,7 @@ def compare(
         lengths=lengths,
         calibration=calibration,
         namespace=namespace,
+        context=context,
     )
     if a == b == "-":
         fail("stdin can be only one of the two")

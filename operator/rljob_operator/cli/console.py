@@ -82,11 +82,12 @@ def read(file: str) -> tuple[str, str]:
 
 
 def read_job(
-    file: str, changes: Mapping[str, Any] | None = None, content: tuple[str, str] | None = None
+    file: str, changes: Mapping[str, Any] | None = None, content: tuple[str, str] | None = None, name: str | None = None
 ) -> tuple[RLJob, str]:
-    """The first RLJob of a file (lists as kubectl prints them are looked into), and its name in messages.
+    """An RLJob of a file (lists as kubectl prints them are looked into), and the file's name in messages.
 
-    ``changes`` replace fields of its spec before it is checked; ``content``: text and name, where it has been read already.
+    The one called ``name``, or the first. ``changes`` replace fields of its spec before it is checked; ``content``: text and
+    name of the file, where it has been read already.
     """
     from rljob_planner.api.reading import InvalidJobError
     from rljob_planner.api.reading import read_job as validated
@@ -97,21 +98,44 @@ def read_job(
         documents = parse_documents(text, source)
     except InvalidDocumentError as error:
         fail(str(error))
+    chosen = _chosen(documents, name, source)
+    if changes and isinstance(chosen, dict) and isinstance(chosen.get("spec"), dict):
+        chosen = chosen | {"spec": chosen["spec"] | changes}
+    try:
+        return validated(chosen), source
+    except InvalidJobError as error:
+        fail("\n".join(f"{source}: {problem}" for problem in error.problems))
+
+
+def _chosen(documents: Iterable[Any], name: str | None, source: str) -> Any:
+    """The object of a file that is meant; where none is an RLJob the first one, whose errors say the most."""
     objects: list[Any] = []
     for document in documents:
         items = document.get("items") if isinstance(document, dict) else None
         objects += items if isinstance(items, list) else [document]
     if not objects:
         fail(f"{source}: there is nothing in it: write an RLJob, with apiVersion, kind, metadata and spec")
-    first = next((o for o in objects if isinstance(o, dict) and o.get("kind") == "RLJob"), objects[0])
-    if isinstance(first, dict) and "kind" not in first and "samplers" in first:
+    jobs = {
+        _name_of(o) or f"job {i + 1}": o
+        for i, o in enumerate(objects)
+        if isinstance(o, dict) and o.get("kind") == "RLJob"
+    }
+    if name is not None:
+        if name not in jobs:
+            fail(f"--job: {source} has no RLJob called {name}" + (f": there are {', '.join(jobs)}" if jobs else ""))
+        return jobs[name]
+    if len(jobs) > 1:
+        first, *others = jobs
+        say([f"{source} has {len(jobs)} RLJobs, of which {first} is taken: --job takes another, {' or '.join(others)}"])
+    first_job = next(iter(jobs.values()), objects[0])
+    if isinstance(first_job, dict) and "kind" not in first_job and "samplers" in first_job:
         fail(f"{source}: this is a scenario and no RLJob: rljob simulate {source}")
-    if changes and isinstance(first, dict) and isinstance(first.get("spec"), dict):
-        first = first | {"spec": first["spec"] | changes}
-    try:
-        return validated(first), source
-    except InvalidJobError as error:
-        fail("\n".join(f"{source}: {problem}" for problem in error.problems))
+    return first_job
+
+
+def _name_of(job: dict[str, Any]) -> str | None:
+    metadata = job.get("metadata")
+    return str(metadata.get("name") or "") or None if isinstance(metadata, dict) else None
 
 
 def has_kind(text: str) -> bool:

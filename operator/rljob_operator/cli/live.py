@@ -43,7 +43,7 @@ def live_case(name: str, options: Options) -> Case:
             f"kubectl get rljob {name} -o yaml | rljob plan -"
         )
     try:
-        seen = asyncio.run(look(name, options.namespace, survey=not options.describes_nodes))
+        seen = asyncio.run(look(name, options.namespace, survey=not options.describes_nodes, context=options.context))
     except ClusterError as error:
         fail(f"rljob/{name}: {error.message}")
     return case_from(name, seen, options)
@@ -137,13 +137,13 @@ def _as_it_runs(case: Case, status: dict[str, Any]) -> Case:
     return replace(case, words=tuple(words))
 
 
-async def look(name: str, namespace: str | None, survey: bool) -> Seen:
+async def look(name: str, namespace: str | None, survey: bool, context: str | None = None) -> Seen:
     """Reads the job, and with ``survey`` all that its inventory rests on; raises ClusterError."""
     from rljob_operator.cluster import PODS, RLJOBS, Cluster, ClusterError, Resource
 
     nodes, quotas = Resource("v1", "nodes"), Resource("v1", "resourcequotas")
-    cluster = await Cluster.connect()
-    where = namespace or _current_namespace()
+    cluster = await Cluster.connect(context)
+    where = namespace or _current_namespace(context)
 
     async def readable(what: str, question: Awaitable[list[dict[str, Any]]]) -> list[dict[str, Any]]:
         try:
@@ -172,12 +172,13 @@ async def look(name: str, namespace: str | None, survey: bool) -> Seen:
         await cluster.close()
 
 
-def _current_namespace() -> str:
-    """The namespace of the kubeconfig's current context, ``default`` if it names none."""
+def _current_namespace(context: str | None) -> str:
+    """The namespace of a context of the kubeconfig, by default the current one; ``default`` if it names none."""
     from kubernetes.aio import config
 
     try:
-        _, active = config.list_kube_config_contexts()
+        contexts, active = config.list_kube_config_contexts()
     except (config.ConfigException, OSError):
         return "default"
-    return str((active or {}).get("context", {}).get("namespace") or "default")
+    chosen = active if context is None else next((c for c in contexts if c.get("name") == context), None)
+    return str((chosen or {}).get("context", {}).get("namespace") or "default")

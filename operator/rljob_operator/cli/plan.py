@@ -10,6 +10,8 @@ from rljob_operator.cli.cases import (
     AcceleratorOption,
     BudgetOption,
     CalibrationOption,
+    ContextOption,
+    JobOption,
     LengthsOption,
     LiveOption,
     NamespaceOption,
@@ -55,6 +57,8 @@ def plan(
     calibration: CalibrationOption = None,
     live: LiveOption = None,
     namespace: NamespaceOption = None,
+    context: ContextOption = None,
+    job: JobOption = None,
 ) -> None:
     """Find the best split of a job's GPUs between samplers and trainers, by simulation."""
     from rljob_planner.errors import PlanningError
@@ -73,6 +77,8 @@ def plan(
             calibration=calibration,
             live=live,
             namespace=namespace,
+            context=context,
+            job=job,
         ),
     )
     found = case.plan()

@@ -13,6 +13,8 @@ from rljob_operator.cli.cases import (
     BudgetOption,
     CalibrationOption,
     Case,
+    ContextOption,
+    JobOption,
     LengthsOption,
     LiveOption,
     NamespaceOption,
@@ -63,6 +65,8 @@ def report(
     calibration: CalibrationOption = None,
     live: LiveOption = None,
     namespace: NamespaceOption = None,
+    context: ContextOption = None,
+    job: JobOption = None,
 ) -> None:
     """Write a plan or a simulation as one HTML page with pictures; it needs no network to be read."""
     _need_matplotlib()
@@ -78,6 +82,8 @@ def report(
         calibration=calibration,
         live=live,
         namespace=namespace,
+        context=context,
+        job=job,
     )
     found = None if file is None or live is not None or not (file == "-" or Path(file).exists()) else recognized(file)
     if found is None or found.kind is Kind.JOB:
