@@ -16,10 +16,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rljob_planner.lengths import LengthDistribution
 from rljob_planner.renewal import (
     CLEARLY,
     Lives,
@@ -79,7 +81,19 @@ def period_ratio(rho: float, rollout_per_gpu: float, train_per_gpu: float) -> fl
 
 def predict(inp: SimulationInput) -> ClosedForm:
     """Period, staleness and rates of a job in steady state."""
+    if inp.drift:
+        inp = replace(inp, drift=(), lengths=_drifted(inp.lengths, inp.drift, inp.warmup, inp.steps))
     return _lock_step(inp) if inp.mode != "async" else _asynchronous(inp)
+
+
+@lru_cache(maxsize=16)
+def _drifted(
+    lengths: LengthDistribution, drift: tuple[tuple[int, float], ...], warmup: int, steps: int
+) -> LengthDistribution:
+    """Lengths as long as they are on average over the versions that count."""
+    versions, factors = zip(*drift, strict=True)
+    factor = float(np.interp(np.arange(warmup, steps), versions, factors).mean())
+    return replace(lengths, law=None).scaled(factor)
 
 
 class _Samplers:
@@ -229,17 +243,20 @@ def _unbounded_staleness(steady: _Steady) -> float:
 
 
 def _admitting(steady: _Steady) -> tuple[float, float, bool]:
-    inp, samplers, batch = steady.inp, steady.samplers, steady.batch
+    inp, samplers = steady.inp, steady.samplers
+    most, work = samplers.running(steady.in_flight), steady.batch * samplers.mean
 
     def token_s(every: float) -> float:
-        return samplers.token_s(min(batch * samplers.mean / every, samplers.running(steady.in_flight)))
+        return samplers.token_s(min(work / every, most))
 
     # Groups are whole, so the count of unfinished ones falls to its limit when their expected number is half a group above it.
     ahead = inp.max_staleness + 0.5 / inp.prompts_per_step
     fastest = (steady.free_s - inp.weight_sync_s) / steady.token_s
-    for _ in range(3):
+    for _ in range(2):
         fastest = (steady.free_s - inp.weight_sync_s) / token_s(fastest)
-    cycle = admitted(steady.lives, token_s, fastest, steady.in_flight / batch, ahead, steady.step_s, inp.weight_sync_s)
+    cycle = admitted(
+        steady.lives, token_s, fastest, steady.in_flight / steady.batch, ahead, steady.step_s, inp.weight_sync_s
+    )
     if cycle.binds:
         return cycle.period_s, float(inp.max_staleness), cycle.contested
     contested = cycle.contested or steady.contested

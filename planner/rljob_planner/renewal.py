@@ -86,10 +86,6 @@ class Starts:
     at_once: float
     over: float
 
-    def by(self, at: float) -> float:
-        """Share started within ``at`` tokens of the publication."""
-        return 1.0 if at >= self.over else self.at_once + (1.0 - self.at_once) * at / self.over
-
     def alive(self, life: Survival, lives: Lives, at: float, every: float) -> float:
         """Periods' worth of starts that live ``at`` tokens after a publication, of this and all earlier periods."""
         ages = lives.ages(at, every)
@@ -151,24 +147,25 @@ def admitted(
 
     A step can begin w tokens after a publication if all groups but ``ahead`` batches of those let in are complete by then; it
     ends with the next publication, K tokens after the last. So unfinished(K − tokens of a step) = ``ahead``.
-    ``fastest`` is K at full speed, and ``token_s`` the seconds of a token when a batch takes K of them. ``room`` is in batches.
+    ``fastest`` is K at full speed, and ``token_s`` the seconds of a token when a batch takes K of them. ``room`` is in batches;
+    where it cannot hold what starts at once, some of it starts later, which is not counted.
     """
 
     def late(every: float) -> float:
-        at = max(0.0, every - step_s / token_s(every))
-        life = lives(token_s(every))
-        found = AT_ONCE.alive(life.group, life, at, every)
-        if found > ahead and (begun := starts(life, every, room)) is not None:
-            return ahead - begun.alive(life.group, life, at, every) - (1.0 - begun.by(at))
-        return ahead - found
+        seconds = token_s(every)
+        at = max(0.0, every - step_s / seconds)
+        life = lives(seconds)
+        return ahead - AT_ONCE.alive(life.group, life, at, every)
 
     if late(fastest) >= 0.0:
         contested = late(fastest / CLEARLY) < 0.0
         return Cycle(max(step_s, fastest * token_s(fastest) + pause_s), False, contested)
-    longest = fastest + lives(token_s(fastest)).longest + step_s / token_s(fastest)
-    every = rising_root(late, fastest, longest, 1e-4)
-    both = AT_ONCE.alive(lives(token_s(every)).sample, lives(token_s(every)), 0.0, every) > room
-    return Cycle(every * token_s(every) + pause_s, True, both or every < CLEARLY * fastest)
+    seconds = token_s(fastest)
+    every = rising_root(late, fastest, fastest + lives(seconds).longest + step_s / seconds, 1e-3)
+    seconds = token_s(every)
+    life = lives(seconds)
+    both = AT_ONCE.alive(life.sample, life, 0.0, every) > room
+    return Cycle(every * seconds + pause_s, True, both or every < CLEARLY * fastest)
 
 
 def blocked_staleness(lives: Lives, every: float, room: float, queue: float) -> float:
