@@ -21,7 +21,7 @@ SYNC, ONE_STEP_OFF, ASYNC = "sync", "one-step-off", "async"
 SLACK_SHARE = 0.25
 """A GPU slacks while it runs fewer than this share of a full batch: its step is hardly shorter, and makes that few tokens."""
 
-STEPS_RECORDED, _SKIPPED_STEPS = 60, 10
+STEPS_RECORDED, _SKIPPED_STEPS = 200, 10
 """Steps of a recorded run, and those at its start in which the pipeline still fills."""
 FIRST_SHOWN = _SKIPPED_STEPS
 """The version from whose publication on figures show the run."""
@@ -116,8 +116,9 @@ def synchronous_step() -> SynchronousStep:
     """The recorded synchronous step that is most like the mean of all."""
     _, timeline = recorded(SYNC)
     begins = np.append(0.0, timeline.steps["published_s"][:-1])
-    trained = {int(g["group"]): int(g["trained_version"]) for g in timeline.groups}
-    step_of = np.array([trained[int(group)] for group in timeline.samples["group"]])
+    trained = np.full(int(timeline.groups["group"].max()) + 1, -1)
+    trained[timeline.groups["group"]] = timeline.groups["trained_version"]
+    step_of = trained[timeline.samples["group"]]
     done = [np.sort(timeline.samples["end_s"][step_of == v] - begins[v]) for v in range(len(begins))]
     marks = np.array([_marks(one) for one in done])
     means = marks.mean(axis=0)

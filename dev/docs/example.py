@@ -64,11 +64,9 @@ def planned(
     *,
     trainers: int | None = None,
     lengths: LengthDistribution | None = None,
-    synchronous: bool = False,
 ) -> Plan:
-    """The best split of a variant of the job without what surrounds it, but for the synchronous step if asked for."""
-    keep = None if synchronous else best().split
-    return plan(of or spec(), rooms(), keep=keep, trainer_replicas=trainers, lengths=lengths, detail=False)
+    """The best split of a variant of the job, without what surrounds it."""
+    return plan(of or spec(), rooms(), keep=best().split, trainer_replicas=trainers, lengths=lengths, detail=False)
 
 
 @cache

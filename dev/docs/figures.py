@@ -183,7 +183,7 @@ def speedup() -> Figure:
     points = tradeoffs.tail_points()
     drawn, (left, right) = new_figure(1, 2, height=3.3)
     cvs = [p.cv for p in points]
-    left.plot(cvs, [p.plan.synchronous_period for p in points], "o-", color=RED, label="synchronous", markersize=4)
+    left.plot(cvs, [p.synchronous_s for p in points], "o-", color=RED, label="synchronous", markersize=4)
     left.plot(
         cvs, [p.plan.period.mean for p in points], "o-", color=BLUE, label="best asynchronous split", markersize=4
     )
@@ -192,7 +192,7 @@ def speedup() -> Figure:
     right.axhline(1.0, color=INK, linewidth=0.8)
     right.axhline(1.6, color=GREY, linewidth=1.0, linestyle="--")
     right.text(max(cvs), 1.66, "“about 60 %” of the talk", fontsize=9, ha="right", color="#555555")
-    right.plot(cvs, [p.plan.speedup for p in points], "o-", color=GREEN, markersize=4)
+    right.plot(cvs, [p.speedup for p in points], "o-", color=GREEN, markersize=4)
     one_node = tradeoffs.one_node_plan()
     cv = tradeoffs.one_node_job().workload.response_tokens.cv
     right.plot([cv], [one_node.speedup], "X", color=RED, markersize=9)

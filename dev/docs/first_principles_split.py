@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dev.docs import example, tradeoffs
+from dev.docs import activity, example, tradeoffs
 from dev.docs.page import figure, number, percent, require, table
 
 
@@ -93,31 +93,32 @@ def speedup() -> str:
     """§8: asynchronous against synchronous."""
     points = tradeoffs.tail_points()
     best = example.best()
+    sync_s = activity.shares(activity.SYNC).period_s
     one = tradeoffs.one_node_plan()
     job = tradeoffs.one_node_job()
     rows = [
         (
             f"{p.cv:g}",
             number(p.lengths.max_mean(example.job().batch) / p.lengths.mean(), 2),
-            f"{number(p.plan.synchronous_period or 0.0, 3)} s",
+            f"{number(p.synchronous_s, 3)} s",
             f"{example.label(p.plan.split)}: {number(p.plan.period.mean, 3)} s",
-            f"{number(p.plan.speedup or 0.0, 2)}×",
+            f"{number(p.speedup, 2)}×",
         )
         for p in points
     ]
-    near = min(points, key=lambda p: abs((p.plan.speedup or 0.0) - 1.6))
-    require((points[0].plan.speedup or 9.0) < 1.35, "without a tail there is little to gain")
+    near = min(points, key=lambda p: abs(p.speedup - 1.6))
+    require(points[0].speedup < 1.35, "without a tail there is little to gain")
     require(one.mode == "sync" and (one.speedup or 1.0) < 0.9, "the one-node job is better left synchronous")
     return f"""## 8. How much is it worth, and when is it not
 
 {figure("speed-up", "Figure 9: the gain is the tail", "The same mean length with more and more spread. The synchronous step waits for the longest of the batch, the asynchronous one does not. The cross is a job that should stay synchronous.")}
 
-For the job of this page: {number(best.synchronous_period or 0.0, 3)} s a step synchronously, {number(best.period.mean, 3)} s with {example.label(best.split)}, {number(best.speedup or 0.0, 2)} times as fast. Don't remember that number; remember what it is made of. Here is the same job with lengths
+For the job of this page: {number(sync_s, 3)} s a step synchronously, {number(best.period.mean, 3)} s with {example.label(best.split)}, {number(sync_s / best.period.mean, 2)} times as fast. Don't remember that number; remember what it is made of. Here is the same job with lengths
 of the same mean and another spread (log-normal, cut at {example.job().lengths.cap_tokens:,}):
 
 {table(("spread", "longest of the batch / mean", "synchronous", "best asynchronous split", "speed-up"), rows)}
 
-Where all responses are equally long, dividing the GPUs by itself buys little ({number(points[0].plan.speedup or 0.0, 2)}×): the fleets overlap, and fuller batches make better use of the samplers. The rest is the tail. The talk reports "about 60 %" in simulation; a spread of about {near.cv:g} gives {number(near.plan.speedup or 0.0, 2)}× here.
+Where all responses are equally long, dividing the GPUs by itself buys little ({number(points[0].speedup, 2)}×): the fleets overlap, and fuller batches make better use of the samplers. The rest is the tail. The talk reports "about 60 %" in simulation; a spread of about {near.cv:g} gives {number(near.speedup, 2)}× here.
 We did not look for the inputs that give 1.6, and the talk's are not public: its number and ours are of one kind, not one number.
 
 And sometimes the answer is no. One node of {job.gpus} GPUs, trainers of {job.trainer.gpus_per_replica}, prompts of {job.workload.prompt_tokens.mean:,} tokens and short, even answers of {number(job.workload.response_tokens.mean or 0.0, 2)}: nearly all the work is training, there is no tail, and the only split there is takes half of the trainer's GPUs away. The
@@ -171,7 +172,7 @@ There is a second model, in formulas, that takes a fraction of a millisecond. Wi
 The first part is the way through the samplers, the second the queue (Applied Compute, [Predicting and controlling staleness](https://www.appliedcompute.com/research/staleness-in-fully-async-rl)). It screens candidates, and it checks the simulator: two models that agree without sharing code are hard to get wrong in the same way.
 
 - Over ρ below 0.85 and above 1.15 they differ by at most {number(worst_away, 1)} versions in staleness and {percent(period_away, 1)} in the period.
-- **The formula is wrong near ρ = 1.** There the queue is now empty and now full, and a formula knows only one of them: it is off by {number(abs(near.formula_staleness - near.staleness), 1)} versions at ρ = {near.rho:g} with a queue of {near.capacity}, and by {percent(abs(slowest.formula_period_s / slowest.period_s - 1.0))} in the period at ρ = {slowest.rho:g} with a queue of {slowest.capacity}.
+- **The formula is wrong near ρ = 1.** There the queue is now empty and now full, and a formula knows only one of them: it is off by {number(abs(near.formula_staleness - near.staleness), 1)} versions at ρ = {near.rho:g} with a queue of {near.capacity} batches, and by {percent(abs(slowest.formula_period_s / slowest.period_s - 1.0))} in the period at ρ = {slowest.rho:g} with a queue of {slowest.capacity} {"batch" if slowest.capacity == 1 else "batches"}.
   It also sees the jump too sharply: a queue of four batches is worth three versions of staleness more than a queue of one, gained or lost within a few percent of ρ.
 - **The simulation is wrong wherever its inputs are.** It is exact in its own rules, and reality has more: engines that pause, routers that don't balance, noisy neighbours, frameworks that hold a lock. Decode and training speeds come from data sheets and public benchmarks until something is measured;
   [validation.md](validation.md) compares them with published measurements, misses included, and `rljob calibrate` replaces them with yours.

@@ -43,7 +43,8 @@ def number(value: float, digits: int = 2) -> str:
 
 def percent(share: float, places: int = 0) -> str:
     """A share as a percentage."""
-    return f"{100.0 * share:.{places}f} %".replace("-", "−")
+    rounded = round(100.0 * share, places) + 0.0  # no −0
+    return f"{rounded:.{places}f} %".replace("-", "−")
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

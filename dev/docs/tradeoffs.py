@@ -194,6 +194,13 @@ class TailPoint:
     cv: float
     lengths: LengthDistribution
     plan: Plan
+    synchronous_s: float
+    """Period of the synchronous mode."""
+
+    @property
+    def speedup(self) -> float:
+        """Synchronous over asynchronous period."""
+        return self.synchronous_s / self.plan.period.mean
 
 
 @cache
@@ -203,7 +210,9 @@ def tail_points() -> tuple[TailPoint, ...]:
     found = []
     for cv in SPREADS:
         lengths = LengthDistribution.from_mean_cv(mean, cv, cap)
-        found.append(TailPoint(cv, lengths, example.planned(lengths=lengths, synchronous=True)))
+        job = example.job().with_lengths(lengths)
+        sync = job.simulation_input(example.synchronous_split(), example.UNMEASURED, steps=200, warmup=0)
+        found.append(TailPoint(cv, lengths, example.planned(lengths=lengths), simulate(sync, rho=1.0).period.mean))
     return tuple(found)
 
 
