@@ -181,6 +181,6 @@ The first part is the way through the samplers, the second the queue (Applied Co
 ## Where to read on
 
 - [simulate.py](../planner/rljob_planner/simulate.py): the rules of the simulation. [_replica.py](../planner/rljob_planner/_replica.py) says why it may jump from one finish to the next and still be exact, [_loop.py](../planner/rljob_planner/_loop.py) holds the trainer and the loop.
-- [closedform.py](../planner/rljob_planner/closedform.py): the formulas. [steptime.py](../planner/rljob_planner/steptime.py) and [training.py](../planner/rljob_planner/training.py): the two sides' speeds.
+- [closedform.py](../planner/rljob_planner/closedform.py) and [renewal.py](../planner/rljob_planner/renewal.py): the formulas, without and with a bound. [steptime.py](../planner/rljob_planner/steptime.py) and [training.py](../planner/rljob_planner/training.py): the two sides' speeds.
 - [search.py](../planner/rljob_planner/search.py): how the best split is found; [race.py](../planner/rljob_planner/race.py) simulates what could win.
 - [planner.md](planner.md): the whole model in formulas, and what it answers for the sample jobs. [validation.md](validation.md): how true it is."""

@@ -152,8 +152,10 @@ def _closed_form() -> str:
 > period ∝ (1/min(1, ρ)) · (1/c_T + ρ/c_R)
 
 C samples in flight (realised, not configured), B samples a step, q queue capacity in batches, M the mean of the longest in a group over the mean length, c throughput per GPU of each side; from Applied Compute, [Predicting and controlling staleness in fully asynchronous RL training](https://www.appliedcompute.com/research/staleness-in-fully-async-rl).
-Staleness does not depend on the mean length, since generation time and period scale together: only the tail counts. What `admission` lets into the system follows from Little's law; `hold` and `drop` have formulas of their own in [closedform.py]({MODULES}/closedform.py).
-First-principles §10 shows where formulas and simulation part: near ρ = 1."""
+Staleness does not depend on the mean length, since generation time and period scale together: only the tail counts.
+
+What a bound does is derived in [renewal.py]({MODULES}/renewal.py) from a cycle that repeats with every version. All running samples gain a token at once, so the clock is the token: a sample of L tokens lives for L of them, a group for as many as its longest, and a period is K tokens. What was started k periods ago is as much as what is started now, only k·K
+tokens older. Then counting gives the rest: which groups are open w tokens after a publication (`admission`, `drop`), and how long the longest that is left takes (`hold`). Nothing is fitted. Where two limits lie within a quarter of each other, each counts now and then, which no formula here knows; it says so (`contested`), and first-principles §10 shows it near ρ = 1."""
 
 
 def _search() -> str:
