@@ -175,10 +175,11 @@ class _Steady:
         most = self.step_s * self.rate / self.batch
         if most * CLEARLY > 1.0 and least < CLEARLY:
             return True
-        if not _blocks(self):
+        room = self.in_flight / self.batch
+        if not _blocks(self) or room <= 1.0:
             return False
         every = (self.free_s - self.inp.weight_sync_s) / self.token_s
-        return starts(self.lives(self.token_s), every, CLEARLY * self.in_flight / self.batch) is None
+        return starts(self.lives(self.token_s), every, CLEARLY * room) is None
 
     @property
     def queue(self) -> float:
