@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 MOST_BYTES = 700_000_000
 """Memory of one simulation: it shall run on a laptop beside everything else."""
 
-_MOST_SAMPLES = 2_000_000_000
-"""Samples that a run may train: some minutes of work."""
+MOST_SAMPLES = 50_000_000
+"""Samples that a run may train: some ten seconds of work."""
 
 
 class SimulationStalled(RuntimeError):  # noqa: N818 - it names a state of the simulation
@@ -106,12 +106,13 @@ def _size(inp: SimulationInput) -> list[str]:
     if slots > _state.MAX_SLOTS:
         problems.append(f"{inp.replicas} × {inp.max_running} decode slots are more than {_state.MAX_SLOTS}")
     samples = inp.steps * inp.prompts_per_step * inp.samples_per_prompt
-    if samples > _MOST_SAMPLES:
+    if samples > MOST_SAMPLES:
         problems.append(
-            f"steps × prompts_per_step × samples_per_prompt are {samples:.3g} samples, more than {_MOST_SAMPLES:.3g}: "
+            f"steps × prompts_per_step × samples_per_prompt are {samples:.3g} samples, more than {MOST_SAMPLES:.3g}: "
             "simulate fewer steps"
         )
-    needed = _state.size_bytes(inp)
+    sizes = inp.prompts_per_step, inp.samples_per_prompt, inp.steps, inp.replicas
+    needed = _state.size_bytes(slots, *sizes, inp.turns > 1)
     if not problems and needed > MOST_BYTES:
         problems.append(
             f"the simulation would need {needed / 1e9:.1f} GB: {slots} decode slots and batches of "

@@ -26,7 +26,7 @@ MODES = {"async": ASYNC, "sync": SYNC, "one-step-off": ONE_STEP_OFF}
 BOUNDS = {"none": NONE, "admission": ADMISSION, "hold": HOLD, "drop": DROP}
 OVERFLOWS = ("drop-oldest", "block")
 
-_LEAST_WORK_SAMPLES = 20_000_000
+_LEAST_WORK_SAMPLES = 10_000_000
 _MOST_SURPLUS = 16
 _LEAST_SURPLUS_SAMPLES = 20_000
 
@@ -262,13 +262,12 @@ def _factors(inp: SimulationInput) -> Any:
     return np.interp(np.arange(inp.steps + 1), versions, factors)
 
 
-def size_bytes(inp: SimulationInput) -> int:
+def size_bytes(slots: int, prompts: int, samples: int, steps: int, replicas: int, environment: bool) -> int:
     """About the bytes of ``new_world``, before it asks for them."""
-    slots = inp.replicas * inp.max_running
-    pool = 2 * (slots + 1) + 2 * inp.prompts_per_step
-    by_slot = SAMPLE.itemsize + 24 + 2 * ENTRY.itemsize * (inp.turns > 1)
-    by_group = GROUP.itemsize + 16 + 4 * inp.samples_per_prompt
-    return slots * by_slot + pool * by_group + 48 * inp.steps + 200 * inp.replicas
+    pool = 2 * (slots + 1) + 2 * prompts
+    by_slot = SAMPLE.itemsize + 24 + 2 * ENTRY.itemsize * environment
+    by_group = GROUP.itemsize + 16 + 4 * samples
+    return slots * by_slot + pool * by_group + 48 * steps + 200 * replicas
 
 
 def used_bytes(w: World) -> int:

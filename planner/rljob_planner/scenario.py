@@ -8,16 +8,20 @@ the key, say what is wrong and what to write instead, because the file is writte
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterator
 from enum import StrEnum
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-from pydantic.alias_generators import to_camel
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
+from rljob_planner._checks import MOST_BYTES, MOST_SAMPLES
+from rljob_planner._state import MAX_SLOTS, size_bytes
 from rljob_planner.documents import InvalidDocumentError, parse_documents
-from rljob_planner.lengths import MAX_TOKENS, LengthDistribution
+from rljob_planner.lengths import MAX_TOKENS
+from rljob_planner.scenario_lengths import Above0, ResponseTokens, Section
 
 if TYPE_CHECKING:
     from rljob_planner.simulate import SimulationInput
@@ -55,11 +59,7 @@ Seconds = Annotated[float, Field(ge=0, strict=True, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=1_000_000_000, strict=True)]
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True)
-
-
-class Decode(_Section):
+class Decode(Section):
     """Seconds of one iteration of a replica: perStep + perSample·running + perContextToken·resident tokens."""
 
     per_step: Seconds = Field(description="Seconds of an iteration whatever runs.")
@@ -75,7 +75,7 @@ class Decode(_Section):
         return self
 
 
-class Samplers(_Section):
+class Samplers(Section):
     """The replicas that generate."""
 
     replicas: Count = Field(description="Sampler replicas.")
@@ -84,7 +84,7 @@ class Samplers(_Section):
     decode: Decode = Field(description="Seconds of one iteration.")
 
 
-class Trainer(_Section):
+class Trainer(Section):
     """Seconds of one training step: perStep + perToken·(prompt and response tokens of the batch)."""
 
     per_step: Seconds = Field(description="Seconds of a step whatever its batch.")
@@ -93,49 +93,22 @@ class Trainer(_Section):
     )
 
 
-class Lognormal(_Section):
-    """ln(length) is normal; lengths are clipped at max."""
+class Environment(Section):
+    """What a sample does between its decode turns: tool calls, a sandbox. It holds no decode slot meanwhile."""
 
-    median: float = Field(
-        gt=0, allow_inf_nan=False, strict=True, description="Median length in tokens, before clipping."
+    turns: Annotated[int, Field(ge=1, le=100_000, strict=True)] = Field(
+        description="Decode turns of a sample; its tokens are shared out over them evenly."
     )
-    sigma: float = Field(ge=0, le=20, allow_inf_nan=False, strict=True, description="Standard deviation of ln(length).")
-    max: int = Field(
-        ge=1, le=MAX_TOKENS, strict=True, description="Longest response in tokens; longer ones are cut here."
+    seconds_per_turn: Seconds = Field(description="Mean seconds in the environment between two turns.")
+    cv: Annotated[float, Field(ge=0, le=20, strict=True, allow_inf_nan=False)] = Field(
+        default=0.0, description="Standard deviation over mean of these seconds, which are lognormal."
+    )
+    sandboxes: Count | None = Field(
+        default=None, description="Environments that may run at once; turns wait for one. Omit for no limit."
     )
 
 
-Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
-
-
-class ResponseTokens(_Section):
-    """Response lengths in tokens, described in one way: lognormal, histogram or values."""
-
-    lognormal: Lognormal | None = Field(default=None, description="A lognormal law, clipped.")
-    histogram: tuple[tuple[Number, Number], ...] | None = Field(
-        default=None, description="[[upper edge, count], …]: uniform inside a bin; the first begins at 0."
-    )
-    values: tuple[Number, ...] | None = Field(default=None, description="Lengths, each equally likely.")
-
-    @model_validator(mode="after")
-    def _one_way(self) -> ResponseTokens:
-        given = [name for name in ("lognormal", "histogram", "values") if getattr(self, name) is not None]
-        if len(given) != 1:
-            said = " and ".join(given) if given else "none of them"
-            raise ValueError(f"describe lengths in one way, lognormal, histogram or values; this has {said}")
-        self.distribution()
-        return self
-
-    def distribution(self) -> LengthDistribution:
-        """The lengths as a distribution."""
-        if self.lognormal is not None:
-            return LengthDistribution.lognormal(self.lognormal.median, self.lognormal.sigma, self.lognormal.max)
-        if self.histogram is not None:
-            return LengthDistribution.from_histogram(self.histogram)
-        return LengthDistribution.from_values(self.values or ())
-
-
-class Workload(_Section):
+class Workload(Section):
     """What is sampled and trained."""
 
     prompts_per_step: Count = Field(description="Groups of one training step.")
@@ -144,9 +117,33 @@ class Workload(_Section):
         default=0, description="Length of every prompt in tokens."
     )
     response_tokens: ResponseTokens = Field(description="Lengths of responses.")
+    group_correlation: Annotated[float, Field(ge=0, le=1, strict=True)] | None = Field(
+        default=None,
+        description="Correlation of ln(length) among the samples of one prompt; default: that of a trace, otherwise 0.",
+    )
+    drift: tuple[tuple[Annotated[int, Field(ge=0, strict=True)], Above0], ...] = Field(
+        default=(),
+        description="[[policy version, factor], …]: factor of the lengths of samples that start at that version, linear "
+        "between the points; they are still cut at max.",
+    )
+    environment: Environment | None = Field(default=None, description="For agentic jobs: what happens between turns.")
+
+    @model_validator(mode="after")
+    def _drift_rises(self) -> Workload:
+        versions = [version for version, _ in self.drift]
+        if any(b <= a for a, b in pairwise(versions)):
+            raise ValueError("drift: the policy versions must rise, as in [[0, 1.0], [200, 2.5]]")
+        return self
+
+    def longest_tokens(self) -> int:
+        """The longest response that may occur."""
+        lengths = self.response_tokens.distribution()
+        longest = int(lengths.support_tokens[-1])
+        factor = max((factor for _, factor in self.drift), default=1.0)
+        return min(lengths.cap_tokens, max(longest, math.ceil(longest * factor)))
 
 
-class Staleness(_Section):
+class Staleness(Section):
     """The rule that bounds staleness."""
 
     bound: Bound = Field(default=Bound.NONE, description="none, admission, hold or drop.")
@@ -163,7 +160,7 @@ class Staleness(_Section):
         return self
 
 
-class Queue(_Section):
+class Queue(Section):
     """The queue of complete groups."""
 
     capacity: Count | None = Field(default=None, description="Groups that it holds; omit for no limit.")
@@ -174,7 +171,7 @@ class Queue(_Section):
     )
 
 
-class Scenario(_Section):
+class Scenario(Section):
     """A scenario file."""
 
     mode: Mode = Field(default=Mode.ASYNC, description="sync, one-step-off or async.")
@@ -219,7 +216,7 @@ class Scenario(_Section):
                 f"queue.capacity: a queue of {self.queue.capacity} groups never holds a batch of {work.prompts_per_step}, so "
                 f"no step would ever start: write at least promptsPerStep ({work.prompts_per_step})"
             )
-        longest = int(work.response_tokens.distribution().support_tokens[-1])
+        longest = work.longest_tokens()
         if work.prompt_tokens + longest > samplers.kv_tokens:
             problems.append(
                 f"samplers.kvTokens: a prompt of {work.prompt_tokens} and a response of {longest} tokens do not fit in "
@@ -235,9 +232,39 @@ class Scenario(_Section):
                 f"warmup: {self.warmup} of {self.steps} steps are left out, which leaves none to report: "
                 f"write a number below steps"
             )
+        problems = problems or self._too_large()
         if problems:
             raise ValueError("\n".join(problems))
         return self
+
+    def _too_large(self) -> list[str]:
+        work, slots = self.workload, self.samplers.replicas * self.slots
+        share = (
+            "describe a share of the job: divide replicas, promptsPerStep, queue.capacity and inFlight by one number"
+        )
+        if slots > MAX_SLOTS:
+            return [
+                f"samplers: {self.samplers.replicas} replicas × {self.slots} running samples are more than {MAX_SLOTS} decode "
+                f"slots: {share}"
+            ]
+        batch = work.prompts_per_step * work.samples_per_prompt
+        if batch * self.steps > MOST_SAMPLES:
+            fewer = MOST_SAMPLES // batch
+            remedy = f"write at most steps: {fewer}" if fewer > 10 else f"a step is {batch} samples: {share}"
+            return [f"steps: {self.steps} steps are {batch * self.steps:.3g} samples, which takes too long: {remedy}"]
+        environment = work.environment is not None
+        size = size_bytes(
+            slots, work.prompts_per_step, work.samples_per_prompt, self.steps, self.samplers.replicas, environment
+        )
+        if size > MOST_BYTES:
+            return [f"workload: {slots} decode slots and batches of {batch} samples need {size / 1e9:.1f} GB: {share}"]
+        return []
+
+    @property
+    def slots(self) -> int:
+        """Decode slots of one replica that can ever be taken, whatever ``samplers.maxRunning`` allows beyond them."""
+        slots = min(self.samplers.max_running, self.samplers.kv_tokens // (self.workload.prompt_tokens + 1))
+        return slots if self.in_flight is None else min(slots, self.in_flight)
 
 
 def load_scenario(path: str | Path) -> Scenario:
@@ -250,7 +277,7 @@ def load_scenario(path: str | Path) -> Scenario:
 
 
 def parse_scenario(text: str, source: str = "scenario") -> Scenario:
-    """The scenario in a YAML (or JSON) text; ``source`` names it in messages."""
+    """The scenario in a YAML (or JSON) text; ``source`` names it in messages, and a trace is looked for beside it."""
     try:
         documents = parse_documents(text, source)
     except InvalidDocumentError as error:
@@ -261,7 +288,7 @@ def parse_scenario(text: str, source: str = "scenario") -> Scenario:
     if not isinstance(document, dict):
         raise ScenarioError(f"{source}: a scenario is a mapping of keys such as samplers, trainer and workload")
     try:
-        return Scenario.model_validate(document)
+        return Scenario.model_validate(document, context={"folder": Path(source).parent})
     except ValidationError as error:
         lines = [line for item in error.errors() for line in _explain(dict(item))]
         raise ScenarioError("\n".join(f"{source}: {line}" for line in lines)) from None
@@ -274,9 +301,8 @@ def compile(scenario: Scenario) -> SimulationInput:  # noqa: A001
     from rljob_planner.simulate import DecodeCost, SimulationInput, TrainCost
 
     samplers, work, decode = scenario.samplers, scenario.workload, scenario.samplers.decode
-    slots = samplers.max_running
-    if scenario.in_flight is not None:
-        slots = min(slots, scenario.in_flight)
+    environment, slots = work.environment, scenario.slots
+    correlation = work.group_correlation
     n = np.arange(slots + 1, dtype=np.float64)
     cost = DecodeCost(
         fixed_s=np.full(slots + 1, decode.per_step),
@@ -305,6 +331,12 @@ def compile(scenario: Scenario) -> SimulationInput:  # noqa: A001
         steps=scenario.steps,
         warmup=scenario.warmup_steps,
         seed=scenario.seed,
+        turns=1 if environment is None else environment.turns,
+        turn_s=0.0 if environment is None else environment.seconds_per_turn,
+        turn_cv=0.0 if environment is None else environment.cv,
+        sandboxes=None if environment is None else environment.sandboxes,
+        group_correlation=work.response_tokens.group_correlation() if correlation is None else correlation,
+        drift=work.drift,
     )
 
 
@@ -334,10 +366,17 @@ def _model_at(path: tuple[Any, ...]) -> type[BaseModel] | None:
     for part in path:
         if model is None:
             return None
+        if isinstance(part, int):  # an entry of a list of models
+            continue
         field = next((f for name, f in model.model_fields.items() if part in (name, f.alias)), None)
-        annotations = (field.annotation, *get_args(field.annotation)) if field is not None else ()
-        model = next((a for a in annotations if isinstance(a, type) and issubclass(a, BaseModel)), None)
+        model = _model_in(field.annotation) if field is not None else None
     return model
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((model for part in get_args(annotation) if (model := _model_in(part)) is not None), None)
 
 
 def _keys_at(path: tuple[Any, ...]) -> list[str]:
