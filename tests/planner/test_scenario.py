@@ -210,7 +210,7 @@ ABSURD = [
     ("maxRunning: 64", "maxRunning: 1000000000", None),
     ("kvTokens: 400000", "kvTokens: 1000000000", None),
     ("weightSync: 0.2", "weightSync: 1.0e+9", None),
-    ("perStep: 0.5", "perStep: 1.0e+3", None),
+    ("perStep: 0.5", "perStep: 1.0e+2", None),
     ("capacity: 32, ", "", None),
     ("inFlight: 256\n", "", None),
     ("perStep: 0.010", "perStep: 1.0e-300", None),
@@ -247,11 +247,11 @@ def test_a_full_queue_in_front_of_a_trainer_that_hardly_moves_stalls_and_says_so
 
 
 def test_a_job_that_is_too_large_says_which_share_to_describe() -> None:
-    text = TEXT.replace("queue: {capacity: 32, overflow: drop-oldest}\n", "").replace("steps: 300", "steps: 60")
+    text = TEXT.replace("queue: {capacity: 32, overflow: drop-oldest}\n", "").replace("steps: 300", "steps: 1")
     with pytest.raises(
         ScenarioError, match=r"workload: 256 decode slots and batches of .* need .* GB: describe a share"
     ):
-        parse_scenario(text.replace("promptsPerStep: 16", "promptsPerStep: 4000000"))
+        parse_scenario(text.replace("warmup: 50", "warmup: 0").replace("promptsPerStep: 16", "promptsPerStep: 5000000"))
 
 
 def test_no_lengths_at_all() -> None:
