@@ -63,11 +63,11 @@ def visit_environments(w: World, now: float) -> None:
             s = pop_entry(w.away, st.away)
             st.away -= 1
             w.samples[s].behind = st.admitted * par.samples_per_prompt
-            w.samples[s].newer = -1
+            w.samples[s].next = -1
             if st.first_returned < 0:
                 st.first_returned = s
             else:
-                w.samples[st.last_returned].newer = s
+                w.samples[st.last_returned].next = s
             st.last_returned = s
 
 
@@ -76,5 +76,5 @@ def take_returned(w: World) -> int:
     """Take the first of those that came back out of the line."""
     st = w.counters[0]
     s = st.first_returned
-    st.first_returned = w.samples[s].newer
+    st.first_returned = w.samples[s].next
     return int(s)

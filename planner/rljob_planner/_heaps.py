@@ -20,8 +20,8 @@ def sift_down(heap: Any, i: int, size: int) -> None:
     key = heap[i]
     child = 2 * i + 1
     while child < size:
-        if child + 1 < size and heap[child + 1] < heap[child]:
-            child += 1
+        if child + 1 < size:
+            child += int(heap[child + 1] < heap[child])  # without a branch: which child is smaller is a toss-up
         if heap[child] >= key:
             break
         heap[i] = heap[child]

@@ -137,10 +137,7 @@ def plan(w: World) -> None:
 def start(w: World, s: int, r: int, now: float) -> None:
     """Sample ``s`` takes a slot of replica ``r``; it joins the batch when the iteration under way ends."""
     par, st, rep, sample = w.parameters[0], w.counters[0], w.replicas[r], w.samples[s]
-    sample.older, sample.newer = rep.newest, -1
-    if rep.newest >= 0:
-        w.samples[rep.newest].newer = s
-    rep.newest = s
+    _push_start(w, r, s)
     leaf = first_leaf(w.load) + r
     if w.load[leaf] == 0:
         st.busy += 1
@@ -165,6 +162,35 @@ def start(w: World, s: int, r: int, now: float) -> None:
 
 
 @jit
+def _push_start(w: World, r: int, s: int) -> None:
+    """Note that a stay of sample ``s`` on replica ``r`` begins; stays that are over make room where there is none."""
+    st, rep = w.counters[0], w.replicas[r]
+    starts = w.starts[r]
+    if rep.starts == starts.size:
+        kept = 0
+        for i in range(rep.starts):
+            if w.stay[starts[i] & _ID_MASK] == starts[i] >> ID_BITS:
+                starts[kept] = starts[i]
+                kept += 1
+        rep.starts = kept
+    st.begun += 1
+    w.stay[s] = st.begun
+    starts[rep.starts] = (st.begun << ID_BITS) | s
+    rep.starts += 1
+
+
+@jit
+def _pop_newest(w: World, r: int) -> int:
+    """The sample of replica ``r`` that started last; its start is forgotten."""
+    rep = w.replicas[r]
+    while True:
+        rep.starts -= 1
+        start = w.starts[r, rep.starts]
+        if w.stay[start & _ID_MASK] == start >> ID_BITS:
+            return int(start & _ID_MASK)
+
+
+@jit
 def _join(w: World, r: int, s: int) -> None:
     """Sample ``s`` enters the batch of replica ``r``, whose next iteration has not begun."""
     rep, sample = w.replicas[r], w.samples[s]
@@ -179,15 +205,10 @@ def _join(w: World, r: int, s: int) -> None:
 @jit
 def _leave(w: World, r: int, s: int, context: int) -> None:
     """Sample ``s``, with ``context`` resident tokens, gives its slot on replica ``r`` back."""
-    st, rep, sample = w.counters[0], w.replicas[r], w.samples[s]
+    st, rep = w.counters[0], w.replicas[r]
     if w.parameters[0].record == 1:
         record_stay(w, r, s, rep.iteration, st.now)
-    if sample.newer >= 0:
-        w.samples[sample.newer].older = sample.older
-    else:
-        rep.newest = sample.older
-    if sample.older >= 0:
-        w.samples[sample.older].newer = sample.newer
+    w.stay[s] = -1
     rep.n -= 1
     rep.resident -= context
     leaf = first_leaf(w.load) + r
@@ -203,7 +224,7 @@ def _leave(w: World, r: int, s: int, context: int) -> None:
 @jit
 def _preempt_newest(w: World, r: int) -> None:
     par, st, rep = w.parameters[0], w.counters[0], w.replicas[r]
-    s = rep.newest
+    s = _pop_newest(w, r)
     sample = w.samples[s]
     heap = w.heap[r]
     last = rep.n - 1
@@ -262,12 +283,8 @@ def land(w: World, r: int, now: float) -> None:
             leave_for_environment(w, s, now)
         else:
             _finish(w, s, now)
-    s = rep.newest
-    for _ in range(rep.joining - 1):  # joiners are the newest of the chain; they enter in the order of their start
-        s = w.samples[s].older
-    for _ in range(rep.joining):
-        _join(w, r, s)
-        s = w.samples[s].newer
+    for i in range(rep.starts - rep.joining, rep.starts):  # the last to start, in the order of their start
+        _join(w, r, w.starts[r, i] & _ID_MASK)
     rep.joining = 0
     rep.joining_tokens = 0
     while rep.resident + rep.n > par.kv_tokens:
@@ -311,10 +328,9 @@ def record_unfinished(w: World, now: float) -> None:
     for r in range(w.replicas.size):
         rep = w.replicas[r]
         done = boundary(w, r, now) - 1 if rep.n > 0 and rep.begin < now else 0
-        s, joining = rep.newest, rep.joining
-        while s >= 0:
-            if joining > 0:
-                w.samples[s].joined = rep.iteration + done
-                joining -= 1
-            record_stay(w, r, s, rep.iteration + done, now)
-            s = w.samples[s].older
+        for i in range(rep.starts):
+            s = w.starts[r, i] & _ID_MASK
+            if w.stay[s] == w.starts[r, i] >> ID_BITS:
+                if i >= rep.starts - rep.joining:
+                    w.samples[s].joined = rep.iteration + done
+                record_stay(w, r, s, rep.iteration + done, now)

@@ -42,7 +42,7 @@ queue, resident tokens and samples in their environment; seconds waited for sand
 
 def _record(ints: str, floats: str, small: str = "") -> np.dtype[np.void]:
     fields = [(name, np.int64) for name in ints.split()] + [(name, np.float64) for name in floats.split()]
-    return np.dtype(fields + [(name, np.int32) for name in small.split()])
+    return np.dtype(fields + [(name, np.int32) for name in small.split()], align=True)
 
 
 PARAMETERS = _record(
@@ -57,7 +57,7 @@ samplers must be simulated to the end."""
 COUNTERS = _record(
     "version trainer admitted started completed dropped in_flight running busy steps_started free_samples preempted"
     " free_groups opened open_group open_index queue_head queued surplus dirty oldest_version held_since_finished finished"
-    " waiting_for_sandbox away first_returned last_returned closed surplus_noted stays"
+    " waiting_for_sandbox away first_returned last_returned closed surplus_noted begun stays"
     # from here on: statistics, which start anew when the warm-up ends
     " dropped_groups wasted_tokens trained_tokens trained_samples queue_max batches",
     "now trainer_end batch_begin training_s generation_s noted_s",
@@ -65,17 +65,17 @@ COUNTERS = _record(
 """Counters of a run."""
 
 REPLICA = _record(
-    "n joining joining_tokens resident iteration k newest cut dirty",
+    "n joining joining_tokens resident iteration k starts cut dirty",
     "begin extra pause counted",
 )
 """A replica and its jump: ``k`` iterations from ``begin`` with ``n`` samples and ``resident`` tokens at its begin; ``extra``
 seconds of prefill in the first of them; ``cut`` where the jump already ends with the iteration under way; ``pause`` seconds
-of weight loading that follow it; ``counted`` is when its resident tokens were last integrated."""
+of weight loading that follow it; ``starts`` entries lie on its stack of starts; ``counted`` is when its resident tokens were last integrated."""
 
-SAMPLE = _record("joined behind", "prefill_s", "group index length generated goal turn version cached older newer")
-"""A started, unfinished sample. ``goal`` is the number of tokens at which its turn ends. ``older`` and ``newer`` chain those of
-a replica by start; ``newer`` chains those that came back from their environment too, each ``behind`` a number of samples that
-were admitted before. ``cached`` is the version at which it left for its environment, −1 otherwise."""
+SAMPLE = _record("joined behind", "prefill_s", "group index length generated goal turn version cached next")
+"""A started, unfinished sample, in one line of the processor's cache. ``goal`` is the number of tokens at which its turn ends.
+``next`` chains those that came back from their environment, each ``behind`` a number of samples that were admitted before.
+``cached`` is the version at which it left for its environment, −1 otherwise."""
 
 GROUP = _record("number left tokens oldest", "squares completed")
 """A group that has started and is not trained yet; ``squares`` is Σ (prompt + response)²."""
@@ -123,6 +123,11 @@ class World(NamedTuple):
     stack: Any
     """Scratch of a search in these trees."""
     heap: Any
+    """For each replica a heap of its samples, by the iteration in which their turn ends."""
+    starts: Any
+    """For each replica a stack of the stays that began on it; those that are over stay until they are in the way."""
+    stay: Any
+    """The number of the stay that each sample is in, −1 while it holds no slot."""
     samples: Any
     free_samples: Any
     preempted: Any
@@ -150,7 +155,7 @@ class World(NamedTuple):
     steps: Any
 
 
-_BY_SAMPLE = ("samples", "free_samples", "preempted", "sandbox_line", "away", "since_s")
+_BY_SAMPLE = ("stay", "samples", "free_samples", "preempted", "sandbox_line", "away", "since_s")
 """Arrays with an entry per sample at once."""
 
 
@@ -166,8 +171,6 @@ def new_world(inp: SimulationInput, record: bool = False) -> World:
     st["free_samples"] = slots
     st["free_groups"] = pool
     st["first_returned"] = st["last_returned"] = -1
-    replicas = np.zeros(inp.replicas, REPLICA)
-    replicas["newest"] = -1
     tables = [inp.decode.fixed_s, inp.decode.memory_s, inp.decode.compute_s]
     leaves = 1 << max(0, inp.replicas - 1).bit_length()
     load = np.full(2 * leaves, INFINITE_TOKENS)
@@ -189,12 +192,14 @@ def new_world(inp: SimulationInput, record: bool = False) -> World:
         guide=inp.lengths.guide,
         factors=_factors(inp),
         seed=np.uint64(inp.seed),
-        replicas=replicas,
+        replicas=np.zeros(inp.replicas, REPLICA),
         end_s=np.full(2 * leaves, np.inf),
         load=load,
         refused=refused,
         stack=np.zeros(80, np.int64),
         heap=np.zeros((inp.replicas, inp.max_running), np.int64),
+        starts=np.zeros((inp.replicas, 2 * inp.max_running), np.int64),
+        stay=np.full(slots, -1),
         samples=np.zeros(slots, SAMPLE),
         free_samples=np.arange(slots, dtype=np.int64)[::-1].copy(),
         preempted=np.zeros(slots, np.int64),
@@ -265,7 +270,7 @@ def _factors(inp: SimulationInput) -> Any:
 def size_bytes(slots: int, prompts: int, samples: int, steps: int, replicas: int, environment: bool) -> int:
     """About the bytes of ``new_world``, before it asks for them."""
     pool = 2 * (slots + 1) + 2 * prompts
-    by_slot = SAMPLE.itemsize + 24 + 2 * ENTRY.itemsize * environment
+    by_slot = SAMPLE.itemsize + 48 + 2 * ENTRY.itemsize * environment
     by_group = GROUP.itemsize + 16 + 4 * samples
     return slots * by_slot + pool * by_group + 48 * steps + 200 * replicas
 

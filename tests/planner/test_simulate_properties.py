@@ -108,7 +108,7 @@ def test_nothing_is_lost_and_nothing_is_older_than_its_bound(inp: SimulationInpu
     elsewhere = end["waiting_for_sandbox"] + end["away"]
     returned, s = 0, int(end["first_returned"])
     while s >= 0:
-        returned, s = returned + 1, int(world.samples["newer"][s])
+        returned, s = returned + 1, int(world.samples["next"][s])
     if inp.turns == 1:
         assert 0 <= started - end["completed"] <= inp.replicas * inp.max_running + 1
         assert (elsewhere, returned) == (0, 0)
