@@ -6,8 +6,9 @@ Reference counting is switched off (``_nrt``) and every function is inlined into
 nothing and its arrays outlive every call, while counting and passing two dozen arrays at each call took nine tenths of the
 run time. Where a release of numba does without these options the functions are compiled the ordinary way: slower, not wrong.
 
-Python calls a few of these functions alone (``entry``). Only they are cached and get a wrapper that Python can call; machine
-code and a cache file for each of the others (``jit``) would double the time of the first run, for code that is never called.
+Only what Python calls (``entry``) is cached and gets a wrapper that Python can call; machine code and a cache file for each of
+the others (``jit``) would double the time of the first run, for code that is never called. The event loop has neither: its
+machine code is kept and called by ``_native``, which needs no compiler to do so.
 
 The cache is valid for the text of all compiled modules together. By itself numba looks at the file of the function alone and
 would go on using machine code into which an older version of a function of another file was inlined.
@@ -18,40 +19,18 @@ compile at all, so these functions are then compiled in memory, once a process.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numba
 
-F = TypeVar("F", bound=Callable[..., object])
+from rljob_planner._native import source_stamp
 
-_COMPILED = (
-    "_draw.py",
-    "_environment.py",
-    "_heaps.py",
-    "_jit.py",
-    "_line.py",
-    "_loop.py",
-    "_queue.py",
-    "_replica.py",
-    "_state.py",
-)
+F = TypeVar("F", bound=Callable[..., object])
 
 _COMMON: dict[str, object] = {"nogil": True, "error_model": "numpy"}
 _FAST: dict[str, object] = {"_nrt": False, "forceinline": True}
 _UNCALLED: dict[str, object] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-
-
-def _text_of_compiled_modules() -> str:
-    digest = hashlib.sha256()
-    for name in _COMPILED:
-        digest.update((Path(__file__).parent / name).read_bytes())
-    return digest.hexdigest()
-
-
-_STAMP = _text_of_compiled_modules()
 
 
 def _njit(function: object, options: dict[str, object], fast: dict[str, object]) -> Any:
@@ -66,6 +45,13 @@ def jit(function: F) -> F:
     return cast(F, _njit(function, _COMMON, _FAST | _UNCALLED))
 
 
+def machine_code(function: Any, arguments: tuple[Any, ...]) -> tuple[Any, str]:
+    """The library that holds a ``jit`` function compiled for such arguments, and the name of the function in it."""
+    function.compile(tuple(numba.typeof(argument) for argument in arguments))
+    compiled = next(iter(function.overloads.values()))
+    return compiled.library, compiled.fndesc.llvm_func_name
+
+
 def entry(function: F) -> F:
     """Compile ``function``, which Python calls, on its first call."""
     try:
@@ -74,5 +60,5 @@ def entry(function: F) -> F:
         dispatcher = _njit(function, _COMMON, _FAST)
     index: Any = getattr(getattr(dispatcher, "_cache", None), "_cache_file", None)
     if hasattr(index, "_source_stamp"):
-        index._source_stamp = _STAMP
+        index._source_stamp = source_stamp()
     return cast(F, dispatcher)

@@ -16,11 +16,13 @@ the run needs, the rest of the run is given the means of that time (``_note_tota
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from rljob_planner._environment import visit_environments
 from rljob_planner._heaps import first_leaf, set_smallest, smallest
-from rljob_planner._jit import entry, jit
+from rljob_planner._jit import jit, machine_code
 from rljob_planner._line import fill
 from rljob_planner._queue import discard, has_fresh_batch, is_stale, pop, release, trim
 from rljob_planner._replica import count_all_resident, land, load_weights, plan, record_unfinished
@@ -203,7 +205,7 @@ def _land_all(w: World, now: float) -> None:
         set_smallest(w.end_s, leaf, np.inf)  # until ``plan`` says better
 
 
-@entry
+@jit
 def run(w: World) -> int:
     """Simulate until the last step is published; returns how the run ended.
 
@@ -246,3 +248,8 @@ def run(w: World) -> int:
             return HELD_FOREVER
         if st.started > par.work_limit:
             return TOO_MUCH_WORK
+
+
+def compiled(world: World) -> tuple[Any, str]:
+    """The library that holds the machine code of ``run``, and its name there."""
+    return machine_code(run, (world,))

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from rljob_planner import _state
 from rljob_planner._checks import MOST_BYTES, SimulationStalled, check, explain
-from rljob_planner._loop import run
+from rljob_planner._native import is_compiled, run
 from rljob_planner.lengths import LengthDistribution
 
 if TYPE_CHECKING:
@@ -289,19 +289,8 @@ def simulate(inp: SimulationInput, *, rho: float | None = None, record: bool = F
     )
 
 
-def is_compiled() -> bool:
-    """Whether the event loop's machine code is there or in numba's cache, so that the first simulation starts at once."""
-    if getattr(run, "signatures", ()):
-        return True
-    index: Any = getattr(getattr(run, "_cache", None), "_cache_file", None)
-    try:
-        return bool(index._load_index())
-    except (AttributeError, OSError):
-        return False
-
-
 def warm_up() -> None:
-    """Compile the event loop now (some ten seconds; later processes read it from numba's cache), as an image build does."""
+    """Compile the event loop now (some ten seconds; later processes load it from a file), as an image build does."""
     one = np.ones(2)
     simulate(
         SimulationInput(

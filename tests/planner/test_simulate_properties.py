@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,16 +16,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rljob_planner import _state
+from rljob_planner import _native, _state
 from rljob_planner._checks import explain
 from rljob_planner._draw import draw_correlated_lengths, draw_environments_s
-from rljob_planner._loop import run
+from rljob_planner._native import run
 from rljob_planner.lengths import LengthDistribution
 from rljob_planner.simulate import (
     DecodeCost,
     SimulationInput,
     SimulationStalled,
     TrainCost,
+    is_compiled,
     rates,
     simulate,
     warm_up,
@@ -349,7 +355,7 @@ def test_a_state_in_which_nothing_can_happen_is_reported() -> None:
         ({"drift": ((0, 1000.0),), "kv_tokens": 310}, "a sample of 320 tokens with its prompt never fits"),
         ({"train": TrainCost(float("nan"))}, "train.per_step_s must be a number of at least 0"),
         ({"steps": 10**9}, "simulate fewer steps"),
-        ({"prompts_per_step": 10**7, "samples_per_prompt": 1, "steps": 20}, "would need .* GB"),
+        ({"prompts_per_step": 10**7, "samples_per_prompt": 1, "steps": 4, "warmup": 0}, "would need .* GB"),
     ],
 )
 def test_contradictions_are_told(changes: dict[str, Any], message: str) -> None:
@@ -371,7 +377,72 @@ def test_a_trainer_that_takes_no_time() -> None:
 
 def test_warming_up_compiles_what_a_simulation_needs() -> None:
     warm_up()
-    compiled = len(run.signatures)  # type: ignore[attr-defined]
-    simulate(PLAIN)
-    simulate(replace(PLAIN, mode="sync", in_flight_cap=None))
-    assert compiled == len(run.signatures) == 1  # type: ignore[attr-defined]
+    assert is_compiled()
+
+
+def child(code: str, **env: str) -> str:
+    """What a fresh process prints."""
+    environment = {**os.environ, **env}
+    return subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    ).stdout
+
+
+SMALL = """
+import sys
+import numpy as np
+from rljob_planner import simulate as s
+from rljob_planner.lengths import LengthDistribution
+n = np.arange(9.0)
+job = s.SimulationInput(
+    mode="async", replicas=2, max_running=8, kv_tokens=10_000, train=s.TrainCost(0.3, 1e-5), weight_sync_s=0.05,
+    decode=s.DecodeCost(np.full(9, 0.01), 1e-4 * n, 0 * n, 1e-7, 0.0), prompts_per_step=4, samples_per_prompt=4,
+    prompt_tokens=20, lengths=LengthDistribution.lognormal(40, 0.8, 300), in_flight_cap=16, steps=60, warmup=10,
+)
+print(s.is_compiled(), s.simulate(job, rho=1.0).period.mean, "numba" in sys.modules)
+"""
+"""``PLAIN`` in a process of its own: was machine code there, the result, and is the compiler loaded."""
+
+
+def test_later_processes_load_the_machine_code_without_a_compiler(tmp_path: Path) -> None:
+    mean = str(simulate(PLAIN, rho=1.0).period.mean)
+    kept = next(path for path in _native._paths() if path.is_file())
+    (tmp_path / kept.name).write_bytes(kept.read_bytes())
+    assert child(SMALL, NUMBA_CACHE_DIR=str(tmp_path)).split() == ["True", mean, "False"]
+    nothing = "from rljob_planner.simulate import is_compiled; print(is_compiled())"
+    assert child(nothing, NUMBA_CACHE_DIR=str(tmp_path / "elsewhere")).split() == ["False"]
+
+
+def test_machine_code_that_is_not_whole_is_not_run() -> None:
+    simulate(PLAIN, rho=1.0)
+    kept = next(path for path in _native._paths() if path.is_file()).read_bytes()
+    for broken in (b"", kept[:3], kept[:200], kept[:-100], kept[:-1] + b"?"):
+        with pytest.raises(ValueError, match="not whole"):
+            _native._load(broken)
+
+
+class Library:
+    """What is asked of a compiled library when its code is kept."""
+
+    def __init__(self, *calls: str) -> None:
+        self.functions = [SimpleNamespace(name=name, is_declaration=True) for name in calls]
+        self._final_module = self
+
+    def serialize_using_object_code(self) -> tuple[str, str, tuple[bytes, bytes]]:
+        return "library", "object", (b"code", b"")
+
+
+def test_machine_code_is_kept_where_one_can_write_if_it_calls_what_every_process_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    paths = tmp_path / "file" / "code.bin", tmp_path / "folder" / "code.bin"  # a file is no folder: the second place
+    monkeypatch.setattr(_native, "_paths", lambda: paths)
+    _native._store(Library("llvm.memset", "PyErr_SetString"), "run")
+    assert not paths[1].exists()
+    _native._store(Library("llvm.memset", "log", "exp"), "run")
+    assert paths[1].read_bytes().endswith(b"code")
+    paths[1].unlink()
+    monkeypatch.setattr(_native, "_paths", lambda: paths[:1])
+    _native._store(Library(), "run")  # nowhere to write: every process compiles for itself
+    assert not list((tmp_path / "folder").iterdir())
