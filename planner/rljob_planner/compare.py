@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rljob_planner.outcome import Plan
     from rljob_planner.placement import Room
     from rljob_planner.simulate import SimulationInput
+    from rljob_planner.split import Split
 
 PAIRS = 8
 """Pairs of runs."""
@@ -115,6 +116,12 @@ class PlannedJob:
     calibration: Calibration | None = None
     steps: int | None = None
 
+    @property
+    def recommended(self) -> Split:
+        """The split that the plan recommends: the best asynchronous one, or that of a lock-step mode."""
+        found = self.plan.lock_steps.get(self.plan.mode)
+        return self.plan.split if found is None else found.evaluation.split
+
 
 def compared_jobs(a: PlannedJob, b: PlannedJob) -> Comparison:
     """Two jobs under their plans, run in pairs."""
@@ -124,11 +131,12 @@ def compared_jobs(a: PlannedJob, b: PlannedJob) -> Comparison:
 
     def outcome(side: PlannedJob) -> Callable[[int], dict[str, float | None]]:
         steps = side.spec.workload.steps if side.steps is None else side.steps
-        price = Job.of(side.spec, side.rooms, side.lengths).usd_per_hour(side.plan.split)
+        split = side.recommended
+        price = Job.of(side.spec, side.rooms, side.lengths).usd_per_hour(split)
 
         def run(seed: int) -> dict[str, float | None]:
             found = evaluate(
-                side.spec, side.plan.split, side.rooms, calibration=side.calibration, lengths=side.lengths, seed=seed
+                side.spec, split, side.rooms, calibration=side.calibration, lengths=side.lengths, seed=seed
             )
             run_s = found.period_s * steps
             return {

@@ -14,18 +14,18 @@ from rljob_planner.drawing import Plot
 from rljob_planner.durations import seconds
 from rljob_planner.report import PROMISES, confidence_words, effects, why
 from rljob_planner.report_html import Page, Section, Table, Tile
+from rljob_planner.report_tables import candidates_table, inputs_table, name_of, spec_table, ways
 
 if TYPE_CHECKING:
-    from rljob_planner._plan_json import CandidateJson, PlanJson, SplitJson
+    from rljob_planner._plan_json import PlanJson, SplitJson
     from rljob_planner.outcome import Evaluation
     from rljob_planner.report_data import JobDetails, Run
     from rljob_planner.scenario import Scenario
-    from rljob_planner.simulate import SimulationInput, SimulationResult
+    from rljob_planner.simulate import SimulationResult
+    from rljob_planner.split import Split
 
 SHOWN_STEPS = 14
 """Steps that pictures over time show: enough to see the start and the rhythm after it."""
-
-MOST_ROWS = 30
 
 _LEAST_SPREAD = 0.1
 """Versions of staleness below which there is nothing to trade."""
@@ -91,7 +91,7 @@ def scenario_page(run: Run, scenario: Scenario, title: str) -> Page:
                     plots.length_distribution(inp.lengths, inp.samples_per_prompt),
                 ],
             ),
-            Section("What was simulated", "", [_inputs(inp, scenario.mode)]),
+            Section("What was simulated", "", [inputs_table(inp, scenario.mode)]),
         ],
     )
 
@@ -100,7 +100,7 @@ def _plan_sections(plan: PlanJson, details: JobDetails | None) -> Iterable[Secti
     yield Section(
         "Why this split" if plan.split.mode == "async" else "The best asynchronous split",
         "Every number of trainers with samplers of this width, each simulated with the cap on samples in flight that the planner gave it.",
-        _split_plots(plan, details),
+        [*_split_plots(plan, details), *ways(plan, details)],
     )
     trade = _trade_plot(plan, details)
     histogram = [] if details is None or details.run is None else [_histogram(details, details.run)]
@@ -131,9 +131,9 @@ def _plan_sections(plan: PlanJson, details: JobDetails | None) -> Iterable[Secti
     )
     slopes = [] if plan.elasticity is None else effects(plan.elasticity)
     yield Section("What would help", "", [plots.elasticities(slopes)] if slopes else [])
-    yield Section("All candidates", "", [_candidates(plan.candidates)])
+    yield Section("All candidates", "", [candidates_table(plan.candidates)])
     trust = confidence_words(plan.confidence)
-    inputs = [] if details is None else [_spec_table(details)]
+    inputs = [] if details is None else [spec_table(details)]
     yield Section("What this rests on", f"{trust[:1].upper()}{trust[1:]}.", inputs, plan.notes)
 
 
@@ -214,12 +214,9 @@ def _split_plots(plan: PlanJson, details: JobDetails | None) -> list[Plot]:
 
 
 def _evaluated_point(e: Evaluation) -> plots.SplitPoint:
-    s, t = e.split.samplers, e.split.trainers
-    name = f"{s.replicas}×{s.gpus_per_replica}\n+ {t.replicas}×{t.gpus_per_replica}"
     outrun = max(0.0, 1.0 - 1.0 / e.rho) if e.rho > 0 else 0.0
-    return plots.SplitPoint(
-        t.replicas, name, e.period_s, trainer_waits=1.0 - e.trainer_utilization, samplers_outrun=outrun
-    )
+    count, waits = e.split.trainers.replicas, 1.0 - e.trainer_utilization
+    return plots.SplitPoint(count, _short(e.split), e.period_s, trainer_waits=waits, samplers_outrun=outrun)
 
 
 def _trade_plot(plan: PlanJson, details: JobDetails | None) -> list[Plot]:
@@ -228,10 +225,10 @@ def _trade_plot(plan: PlanJson, details: JobDetails | None) -> list[Plot]:
     chosen = next((c for c in plan.candidates if c.split == best_split), None)
     if chosen is None or chosen.period is None or chosen.staleness is None:
         return []
-    best = plots.TradePoint(chosen.staleness, chosen.period, _name(best_split))
-    points = [plots.TradePoint(p.staleness, p.period, _name(p.split)) for p in plan.pareto]
+    best = plots.TradePoint(chosen.staleness, chosen.period, name_of(best_split))
+    points = [plots.TradePoint(p.staleness, p.period, name_of(p.split)) for p in plan.pareto]
     points += [
-        plots.TradePoint(c.staleness, c.period, _name(c.split), c.feasible)
+        plots.TradePoint(c.staleness, c.period, name_of(c.split), c.feasible)
         for c in plan.candidates
         if c.period is not None and c.staleness is not None and c.ratio_variance is not None
     ]
@@ -268,78 +265,6 @@ def _over_time(run: Run) -> list[Plot]:
     ]
 
 
-def _candidates(candidates: Sequence[CandidateJson]) -> Table:
-    shown = candidates[:MOST_ROWS]
-    rows = [
-        (
-            _name(c.split) + (" in turn" if c.split.mode == "sync" else ""),
-            f"{c.split.in_flight:,}",
-            "" if c.period is None else seconds(c.period),
-            "" if c.staleness is None else f"{c.staleness:.2f}",
-            c.reason or "the best",
-        )
-        for c in shown
-    ]
-    if len(candidates) > len(shown):
-        rows.append((f"and {len(candidates) - len(shown)} more", "", "", "", ""))
-    return Table(
-        ("Split", "In flight", "Period", "Staleness", "Verdict"),
-        rows,
-        numeric=frozenset({1, 2, 3}),
-        best=next((i for i, c in enumerate(shown) if c.feasible and not c.reason), None),
-        out=frozenset(i for i, c in enumerate(shown) if not c.feasible),
-    )
-
-
-def _spec_table(details: JobDetails) -> Table:
-    spec, work = details.spec, details.spec.workload
-    model = spec.model.name or "described by its config"
-    queue = (
-        "no limit"
-        if spec.queue is None or spec.queue.capacity is None
-        else f"{spec.queue.capacity} groups, {spec.queue.overflow.value}"
-    )
-    turns = work.environment
-    environment = (
-        ()
-        if turns is None
-        else (("Turns", f"{turns.turns}, {turns.seconds_per_turn:g} s in the environment between two of them"),)
-    )
-    return Table(
-        ("Input", "Value"),
-        [
-            ("Model", f"{model}, weights {spec.model.weights.value}, KV cache {spec.model.kv_cache.value}"),
-            ("Budget", f"{spec.gpus} GPUs, for the least {spec.objective.value}"),
-            ("A step", f"{work.prompts_per_step} prompts × {work.samples_per_prompt} samples; {work.steps} steps"),
-            ("Prompts", f"{work.prompt_tokens.mean} tokens in the mean"),
-            ("Responses", f"{details.lengths.mean():,.0f} tokens in the mean, cv {details.lengths.cv():.2f}, cap {details.lengths.cap_tokens:,}"),
-            ("Staleness", f"at most {spec.staleness.max}, bound {spec.staleness.bound.value}"),
-            ("Queue", queue),
-            *environment,
-        ],
-    )  # fmt: skip
-
-
-def _inputs(inp: SimulationInput, mode: str) -> Table:
-    cap = "no cap" if inp.in_flight_cap is None else f"{inp.in_flight_cap:,} samples"
-    return Table(
-        ("Input", "Value"),
-        [
-            ("Mode", mode),
-            (
-                "Samplers",
-                f"{inp.replicas}, each up to {inp.max_running} running samples and {inp.kv_tokens:,} KV tokens",
-            ),
-            ("A step", f"{inp.prompts_per_step} prompts × {inp.samples_per_prompt} samples"),
-            ("Weight synchronisation", seconds(inp.weight_sync_s)),
-            ("Staleness", f"bound {inp.bound}, at most {inp.max_staleness}"),
-            ("Queue", "no limit" if inp.queue_capacity is None else f"{inp.queue_capacity} groups, {inp.overflow}"),
-            ("In flight", cap),
-            ("Steps", f"{inp.steps}, of which {inp.warmup} are left out of the statistics; seed {inp.seed}"),
-        ],
-    )
-
-
 def _balance(result: SimulationResult, mode: str) -> str:
     waits = f"The trainer trains {result.trainer_utilization:.0%} of the time"
     if mode != "async":
@@ -352,8 +277,8 @@ def _balance(result: SimulationResult, mode: str) -> str:
 
 
 def _deployed(plan: PlanJson) -> SplitJson:
-    """The best asynchronous split: the plan's own, or where staying synchronous is better its first candidate."""
-    if plan.split.mode != "sync":
+    """The best asynchronous split: the plan's own, or where lock step is better its first candidate."""
+    if plan.split.mode == "async":
         return plan.split
     return next((c.split for c in plan.candidates if c.split.mode == "async"), plan.split)
 
@@ -361,7 +286,7 @@ def _deployed(plan: PlanJson) -> SplitJson:
 def _side_point(factor: float, split: SplitJson, period_s: float) -> plots.SidePoint:
     s, t = split.samplers, split.trainers
     return plots.SidePoint(
-        factor, s.replicas * s.gpus_per_replica, t.replicas * t.gpus_per_replica, _name(split), period_s
+        factor, s.replicas * s.gpus_per_replica, t.replicas * t.gpus_per_replica, name_of(split), period_s
     )
 
 
@@ -373,11 +298,6 @@ def _spelt(split: SplitJson) -> str:
     return f"{side(s.replicas, 'sampler', s.gpus_per_replica)}, {side(t.replicas, 'trainer', t.gpus_per_replica)}"
 
 
-def _name(split: SplitJson) -> str:
-    s, t = split.samplers, split.trainers
-    return f"{s.replicas}×{s.gpus_per_replica} samplers + {t.replicas}×{t.gpus_per_replica} trainers"
-
-
-def _short(split: SplitJson) -> str:
+def _short(split: SplitJson | Split) -> str:
     s, t = split.samplers, split.trainers
     return f"{s.replicas}×{s.gpus_per_replica}\n+ {t.replicas}×{t.gpus_per_replica}"

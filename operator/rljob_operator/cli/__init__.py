@@ -33,6 +33,9 @@ EXIT_CODES = (
     "3 the input is right, but no split of these GPUs can run it."
 )
 
+PLANNING, MEASURING, OTHER = "Planning", "Measuring", "Everything else"
+"""How help sorts the commands."""
+
 app = typer.Typer(
     name="rljob",
     no_args_is_help=True,
@@ -44,21 +47,24 @@ app = typer.Typer(
 )
 operator_app = typer.Typer(no_args_is_help=True, help="The Kubernetes operator.")
 
-app.command("plan", epilog=examples(*plan_command.EXAMPLES))(plan_command.plan)
-app.command("simulate", epilog=examples(*simulate_command.EXAMPLES))(simulate_command.simulate)
-app.command("lengths", epilog=examples(*lengths_command.EXAMPLES))(lengths_command.lengths)
-app.command("latency", epilog=examples(*latency_command.EXAMPLES))(latency_command.latency)
-app.command("calibrate", epilog=examples(*calibrate_command.EXAMPLES))(calibrate_command.calibrate)
-app.command("report", epilog=examples(*report_command.EXAMPLES))(report_command.report)
-app.command("compare", epilog=examples(*compare_command.EXAMPLES))(compare_command.compare)
-app.command("diagnose", epilog=examples(*diagnose_command.EXAMPLES))(diagnose_command.diagnose)
-app.command("validate", epilog=examples(*validate_command.EXAMPLES))(validate_command.validate)
-app.command("completion", epilog=examples(*completion_command.EXAMPLES))(completion_command.completion)
-app.add_typer(operator_app, name="operator")
+for panel, function, shown in (
+    (PLANNING, plan_command.plan, plan_command.EXAMPLES),
+    (PLANNING, report_command.report, report_command.EXAMPLES),
+    (PLANNING, compare_command.compare, compare_command.EXAMPLES),
+    (PLANNING, simulate_command.simulate, simulate_command.EXAMPLES),
+    (MEASURING, lengths_command.lengths, lengths_command.EXAMPLES),
+    (MEASURING, calibrate_command.calibrate, calibrate_command.EXAMPLES),
+    (MEASURING, diagnose_command.diagnose, diagnose_command.EXAMPLES),
+    (MEASURING, latency_command.latency, latency_command.EXAMPLES),
+    (MEASURING, validate_command.validate, validate_command.EXAMPLES),
+    (OTHER, completion_command.completion, completion_command.EXAMPLES),
+):
+    app.command(function.__name__, rich_help_panel=panel, epilog=examples(*shown))(function)
+app.add_typer(operator_app, name="operator", rich_help_panel=OTHER)
 operator_app.command("run", epilog=operator_commands.ENVIRONMENT)(operator_commands.operator_run)
 
 
-@app.command()
+@app.command(rich_help_panel=OTHER)
 def version() -> None:
     """Print the version."""
     typer.echo(f"rljob {__version__}")

@@ -148,7 +148,7 @@ def with_simulator(doing: str, work: Callable[[], Any]) -> Any:
     from rljob_planner.simulate import is_compiled, warm_up
 
     if not is_compiled():
-        typer.echo("Compiling the simulator; this takes about ten seconds, and only the first time.", err=True)
+        typer.echo("Compiling the simulator; this takes ten to twenty seconds, and only the first time.", err=True)
         warm_up()
     if not sys.stderr.isatty():
         return work()
