@@ -11,6 +11,7 @@ counts with its own tolerance.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -34,18 +35,18 @@ from rljob_planner.validation.setting import SYNC, Setting
 ROWS_FOR_FACTORS = 3
 """Rows of a family from which on factors are fitted."""
 
-_PERIOD, _PART, _WAIT = 0.08, 0.25, 0.15
+_PERIOD, _PART, _WAIT = 0.10, 0.40, 0.20
 """Tolerances: of ln period, of ln of a part, and of the trainer's wait as a share of the period."""
 _SAMPLERS_VARY, _TRAINERS_VARY, _LENGTHS_VARY = 0.5, 0.6, 0.5
 """Spread of the priors, of a logarithm: engines come within a factor of 1.6 of each other, trainers of 1.8 (their MFU lies between 0.03
 and 0.4 with the model's size already accounted for in part), lengths of 1.6."""
-_SHARE_OF_CAP, _LONGEST_EXPECTED = 0.15, 4000.0
-"""Where a mean is expected while no row speaks: a share of the cap, as of long reasoning runs with room to spare."""
+_SHARE_OF_CAP, _SHARE_REASONING = 0.06, 0.3
+"""Where a mean is expected while no row speaks, as a share of the cap: runs that start from a base or instruction model leave room to grow
+(Qwen2.5-Math under 28k: about 1.5k tokens); models distilled from reasoning use it from the start."""
+_REASONING = re.compile(r"r1|distill|thinking|qwq|reason|-o1", re.IGNORECASE)
 
 FloatArray = NDArray[np.float64]
 Deviations = Callable[[Setting, Parts, LengthDistribution], list[float]]
-Simulator = Callable[[Setting, LengthDistribution, Factors], float]
-"""Period in seconds."""
 
 
 @dataclass(frozen=True)
@@ -79,13 +80,11 @@ def learned(
     *,
     factors: bool,
     deviations: Deviations | None = None,
-    simulator: Simulator | None = None,
 ) -> Learned | None:
     """What ``others`` say for ``row``: factors if asked for, a length law if the row states no mean.
 
     None where nothing could be learned that is needed: no other row, and no length of its own. ``deviations`` says how far a
-    prediction is from a row's measurements; by default from its period and the parts of it. With a ``simulator`` the fit is repeated with
-    each formula corrected by what the simulator says at the first answer, since it is the simulator that predicts in the end.
+    prediction is from a row's measurements; by default from its period and the parts of it.
     """
     compare = deviations or period_deviations
     needs_length = mean_of(row) is None
@@ -101,35 +100,23 @@ def learned(
         unknowns.append(Unknown(math.log(usual.trainer), _TRAINERS_VARY, -3.0, 2.0))
     if without:
         caps = [s.cap_tokens for s in (*others, row)]
-        expected = np.mean([math.log(min(_SHARE_OF_CAP * c, _LONGEST_EXPECTED)) for c in caps]) - 0.5 * SIGMA**2
-        unknowns.append(Unknown(float(expected), _LENGTHS_VARY, math.log(16), math.log(0.9 * min(caps))))
+        share = _SHARE_REASONING if _REASONING.search(row.case.model or "") else _SHARE_OF_CAP
+        expected = math.log(share) + float(np.mean(np.log(caps))) - 0.5 * SIGMA**2
+        unknowns.append(Unknown(expected, _LENGTHS_VARY, math.log(16), math.log(0.9 * min(caps))))
 
     def read(x: FloatArray) -> Learned:
         speeds = Factors(math.exp(x[0]), math.exp(x[1])) if factors else usual
         return Learned(speeds, math.exp(x[-1]) if without else None)
 
-    longer = [1.0] * len(others)
-
     def residuals(x: FloatArray) -> FloatArray:
         known = read(x)
         found: list[float] = []
-        for s, ratio in zip(others, longer, strict=True):
+        for s in others:
             law = known.law(s)
-            parts = parts_of(s, law, known.factors)
-            if ratio != 1.0:
-                moved = (ratio - 1.0) * parts.period_s
-                parts = replace(parts, period_s=parts.period_s + moved, wait_s=max(0.0, parts.wait_s + moved))
-            found.extend(compare(s, parts, law))
+            found.extend(compare(s, parts_of(s, law, known.factors), law))
         return np.array(found)
 
-    answer = fitted(unknowns, residuals)
-    if simulator is None:
-        return read(answer)
-    known = read(answer)
-    for i, s in enumerate(others):
-        law = known.law(s)
-        longer[i] = simulator(s, law, known.factors) / parts_of(s, law, known.factors).period_s
-    return read(fitted(unknowns, residuals, answer.tolist()))
+    return read(fitted(unknowns, residuals))
 
 
 def measured_period_s(case: Case) -> float | None:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 FloatArray = NDArray[np.float64]
 
 _STEP = 0.02
-_ROUNDS = 12
+_ROUNDS = 20
 _HUBER = 2.0
 
 
@@ -43,27 +43,33 @@ def fitted(
     spread = np.array([u.spread for u in unknowns])
     low, high = np.array([u.low for u in unknowns]), np.array([u.high for u in unknowns])
 
-    def weighted(x: FloatArray) -> FloatArray:
-        r = residuals(x)
-        size = np.abs(r)
-        robust = np.where(size <= _HUBER, r, np.sign(r) * np.sqrt(_HUBER * np.maximum(0.0, 2.0 * size - _HUBER)))
-        return np.concatenate([robust, (x - expected) / spread])
+    def both(x: FloatArray) -> FloatArray:
+        return np.concatenate([residuals(x), (x - expected) / spread])
+
+    def loss(r: FloatArray) -> float:
+        size = np.abs(r[: r.size - x.size])
+        prior = r[r.size - x.size :]
+        robust = np.where(size <= _HUBER, size * size, _HUBER * (2.0 * size - _HUBER))
+        return float(robust.sum() + prior @ prior)
 
     x = np.clip(expected if start is None else np.asarray(start, dtype=np.float64), low, high)
-    r = weighted(x)
+    r = both(x)
     damping = 1e-2
     for _ in range(_ROUNDS):
         jacobian = np.empty((r.size, x.size))
         for i in range(x.size):
             moved = x.copy()
             moved[i] += _STEP
-            jacobian[:, i] = (weighted(moved) - r) / _STEP
-        normal, slope = jacobian.T @ jacobian, jacobian.T @ r
+            jacobian[:, i] = (both(moved) - r) / _STEP
+        weight = np.ones(r.size)
+        data = slice(0, r.size - x.size)
+        weight[data] = _HUBER / np.maximum(_HUBER, np.abs(r[data]))
+        normal, slope = jacobian.T @ (weight[:, None] * jacobian), jacobian.T @ (weight * r)
         for _ in range(4):
             step = np.linalg.solve(normal + damping * np.diag(np.diag(normal)), -slope)
             trial = np.clip(x + np.clip(step, -1.0, 1.0), low, high)
-            found = weighted(trial)
-            if found @ found < r @ r:
+            found = both(trial)
+            if loss(found) < loss(r):
                 moved_by = float(np.max(np.abs(trial - x)))
                 x, r, damping = trial, found, damping * 0.3
                 break

@@ -166,6 +166,22 @@ def train_parts_s(setting: Setting, lengths: LengthDistribution, factors: Factor
     return update * slower, forwards * slower
 
 
+_BALANCED = 3.0
+
+
+def relative_cost(setting: Setting, lengths: LengthDistribution, tokens: float) -> float:
+    """Training cost of a response of ``tokens`` over the mean cost of one."""
+    cost = train_cost(
+        replace(setting.setup, extra_forwards=0), setting.trainer, lengths, setting.prompt_tokens, setting.samples
+    )
+    at = setting.prompt_tokens + tokens
+    mean = lengths.mean() + setting.prompt_tokens
+    squares = lengths.second_moment() + 2.0 * setting.prompt_tokens * lengths.mean() + float(setting.prompt_tokens) ** 2
+    return (cost.per_token_s * at + cost.per_token_squared_s * at * at) / (
+        cost.per_token_s * mean + cost.per_token_squared_s * squares
+    )
+
+
 def imbalance(setting: Setting, lengths: LengthDistribution) -> float:
     """How much longer a training step takes because ranks have unequal loads: the largest over the mean, ≥ 1.
 
@@ -178,9 +194,9 @@ def imbalance(setting: Setting, lengths: LengthDistribution) -> float:
         return 1.0
     streamed = setting.rule.streamed and setting.mode == ASYNC
     at_once = mini * setting.rule.batches_at_once if streamed else setting.samples
-    even = max(1.0, at_once / ranks) * lengths.mean()
-    longest = lengths.max_mean(at_once) / even
-    dealt = (1.0 + longest**4) ** 0.25
+    even = max(1.0, at_once / ranks)
+    longest = relative_cost(setting, lengths, lengths.max_mean(at_once)) / even
+    dealt = (1.0 + longest**_BALANCED) ** (1.0 / _BALANCED)
     if streamed or mini >= at_once:
         return float(dealt)
     each = max(1.0, mini / ranks)

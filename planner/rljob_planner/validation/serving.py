@@ -23,8 +23,8 @@ from rljob_planner.models import model
 from rljob_planner.serving import kv_format_of, served, weight_format_of
 from rljob_planner.steptime import Engine
 from rljob_planner.validation.rows import Row
+from rljob_planner.validation.served_tables import KIND, table_rows
 
-KIND = "serving"
 LEAST_OTHERS = 2
 """Rows besides the own one from which a family has a factor."""
 
@@ -151,7 +151,7 @@ def serving_rows(document: Mapping[str, Any]) -> list[Row]:
     """The rows of a document's serving curves and of its other tables of measured decode steps."""
     names: dict[str, int] = {}
     rows = [row for curve in curves(document) for row in _curve_rows(curve, names)]
-    return calibrated(rows)
+    return calibrated([*rows, *table_rows(document)])
 
 
 def _unique(curve: Curve, row: MeasuredPoint, names: dict[str, int]) -> str:

@@ -15,7 +15,7 @@ from rljob_planner.validation.physics import Parts
 
 ROLLOUT, TRAIN, MATCHED = "rollout", "train", "matched"
 
-ROLLOUT_FROM, TRAIN_UNTIL = 0.20, 0.10
+ROLLOUT_FROM, TRAIN_UNTIL = 0.20, 0.05
 """Trainer's wait over the period from which on samplers are the bound side, and until which the trainer is; between them neither."""
 _NEAR = 0.15
 """How far from the middle a predicted wait may be where neither side was the bound one."""

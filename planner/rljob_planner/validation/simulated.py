@@ -15,9 +15,10 @@ from rljob_planner.simulate import SimulationInput, SimulationResult, Simulation
 from rljob_planner.validation.physics import Factors, Parts, division, parts_of, simulation_input
 from rljob_planner.validation.setting import ASYNC, Setting
 
-STEPS, WARMUP = 30, 8
-"""Periods of a row that are simulated, and how many of them are left out."""
-_ROUGH_STEPS, _ROUGH_WARMUP = 14, 5
+STEPS, FEWEST_STEPS, WARMUP = 30, 16, 6
+"""Periods of a row that are simulated, fewer where a batch is large, and how many of them are left out."""
+SAMPLES = 200_000
+"""Samples that a row's simulation should not exceed by much."""
 _MOST_PARTS = 3
 
 
@@ -33,33 +34,25 @@ _known: dict[tuple[object, ...], Simulated] = {}
 
 
 def simulated(setting: Setting, lengths: LengthDistribution, factors: Factors) -> Simulated:
-    """Period and parts, for the table."""
-    return _cached(setting, lengths, factors, STEPS, WARMUP)
-
-
-def roughly_s(setting: Setting, lengths: LengthDistribution, factors: Factors) -> float:
-    """Seconds of a period from a short simulation, for a fit."""
-    return _cached(setting, lengths, factors, _ROUGH_STEPS, _ROUGH_WARMUP).parts.period_s
-
-
-def _cached(setting: Setting, lengths: LengthDistribution, factors: Factors, steps: int, warmup: int) -> Simulated:
-    """Rows that differ in their measurements alone are simulated once."""
+    """Period and parts; rows that differ in their measurements alone are simulated once."""
     case = replace(setting.case, id="", family="", notes="", source="", measured={})
-    key = (replace(setting, case=case, notes=()), lengths.cap_tokens, lengths.mean(), factors, steps)
+    key = (replace(setting, case=case, notes=()), lengths.cap_tokens, lengths.mean(), factors)
     if key not in _known:
-        _known[key] = _run(setting, lengths, factors, steps, warmup)
+        _known[key] = _run(setting, lengths, factors)
     return _known[key]
 
 
-def _run(setting: Setting, lengths: LengthDistribution, factors: Factors, steps: int, warmup: int) -> Simulated:
+def _run(setting: Setting, lengths: LengthDistribution, factors: Factors) -> Simulated:
     formula = parts_of(setting, lengths, factors)
     if setting.mode != ASYNC or setting.drained:
         return Simulated(formula, None)
-    inp = simulation_input(setting, lengths, factors, steps=steps, warmup=warmup)
+    steps = max(FEWEST_STEPS, min(STEPS, SAMPLES // setting.samples))
+    inp = simulation_input(setting, lengths, factors, steps=steps, warmup=WARMUP)
     inp, divided = whole_versions(inp, division(setting))
     try:
         result = simulate(inp, rho=formula.rho)
-    except (SimulationStalled, PlanningError):
+    except (SimulationStalled, PlanningError, ValueError):
+        # A row that contradicts itself (a cap beyond the KV room, a hold that never ends) still has an answer by formula.
         return Simulated(formula, None)
     period = divided * result.period.mean
     busy = formula.train_s + formula.sync_s
