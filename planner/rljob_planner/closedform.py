@@ -310,7 +310,7 @@ def _lock_step(inp: SimulationInput) -> ClosedForm:
     """``sync`` (sample, train, load weights) and ``one-step-off`` (sample beside training, then load weights)."""
     B = inp.prompts_per_step * inp.samples_per_prompt
     step_s = inp.train.step_s(B, inp.prompt_tokens, inp.lengths)
-    sampling_s = batch_s(inp)
+    samplers, sampling_s = _Samplers(inp), batch_s(inp)
     together = max(sampling_s, step_s) if inp.mode == "one-step-off" else sampling_s + step_s
     period = together + inp.weight_sync_s
     return ClosedForm(
@@ -319,7 +319,7 @@ def _lock_step(inp: SimulationInput) -> ClosedForm:
         rho=step_s / sampling_s,
         rollout_rate=B / sampling_s,
         train_rate=B / step_s if step_s > 0 else math.inf,
-        mean_running=B * inp.lengths.mean() * _Samplers(inp).token_s(B) / period,
+        mean_running=min(samplers.slots * inp.replicas, B * samplers.mean * samplers.token_s(B) / period),
     )
 
 
