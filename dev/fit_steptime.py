@@ -48,6 +48,8 @@ PRIOR = (
     Constant("step_s", 1e-3, 1.0, 1e-3),
     Constant("request_s", 20e-6, 0.7, 1e-6),
     Constant("sample_layer_s", 0.2e-6, 0.7, 1e-6),
+    Constant("expert_layer_s", 15e-6, 0.7, 1e-6),
+    Constant("block_layer_s", 20e-6, 0.7, 1e-6),
     Constant("activation_passes", 12.0, 0.4, 1.0),
     Constant("expert_mfu", 0.55, 0.4, 1.0, 1.0),
     Constant("narrow_kv_mbu", 0.7, 0.3, 1.0, 1.0),
@@ -55,7 +57,8 @@ PRIOR = (
     Constant("prompt_s", 300e-6, 1.0, 1e-6),
 )
 FILE_NAMES = {
-    "layer_s": "c_layer_us", "step_s": "c_step_ms", "request_s": "c_req_us", "sample_layer_s": "c_sample_layer_us", "unpack_bytes_per_s": "unpack_gbs", "prompt_s": "prompt_us",
+    "layer_s": "c_layer_us", "step_s": "c_step_ms", "request_s": "c_req_us", "sample_layer_s": "c_sample_layer_us",
+    "expert_layer_s": "c_expert_layer_us", "block_layer_s": "c_block_layer_us", "unpack_bytes_per_s": "unpack_gbs", "prompt_s": "prompt_us",
 }  # fmt: skip
 PULL = 0.03
 """Relative error of a curve's row that weighs as much as one standard deviation of a constant, over the square root of the rows."""

@@ -54,6 +54,10 @@ class Kernels:
     """How often each layer moves the hidden state of a token through memory: norms, rotations, gates, residuals."""
     sample_layer_s: float
     """Seconds that a running sample costs each layer: writing its keys and values, scheduling its attention."""
+    expert_layer_s: float
+    """Seconds that routing, sorting and summing cost a layer with experts, whatever its size."""
+    block_layer_s: float
+    """Seconds that a layer with weights scaled in blocks costs more: each product first quantises its inputs."""
     expert_mfu: float
     """What the products of experts reach of what plain products reach, 0..1: each expert gets few tokens."""
     narrow_kv_mbu: float
@@ -290,6 +294,8 @@ def _gpu(key: str) -> Gpu:
         kernels=Kernels(
             activation_passes=float(c["activation_passes"]),
             sample_layer_s=float(c["c_sample_layer_us"]) * 1e-6,
+            expert_layer_s=float(c["c_expert_layer_us"]) * 1e-6,
+            block_layer_s=float(c["c_block_layer_us"]) * 1e-6,
             expert_mfu=float(c["expert_mfu"]),
             narrow_kv_mbu=float(c["narrow_kv_mbu"]),
             unpack_bytes_per_s=None if c["unpack_gbs"] is None else float(c["unpack_gbs"]) * 1e9,

@@ -30,13 +30,15 @@ class WeightFormat:
     expert_compute: str
     """``bf16``, ``fp8`` or ``fp4``; what the GPU lacks runs in 16 bits."""
     linear_compute: str
+    scaled_in_blocks: bool = False
+    """Whether each block of a weight has a scale, so that inputs are quantised before each product."""
 
 
 _FORMATS = {
     "bf16": WeightFormat("bf16", _HALF, _HALF, _HALF, "bf16", "bf16"),
     "fp16": WeightFormat("fp16", _HALF, _HALF, _HALF, "bf16", "bf16"),
     "fp8": WeightFormat("fp8", 1.0, 1.0, _HALF, "fp8", "fp8"),
-    "fp8_block": WeightFormat("fp8_block", 1.0, 1.0, _HALF, "fp8", "fp8"),
+    "fp8_block": WeightFormat("fp8_block", 1.0, 1.0, _HALF, "fp8", "fp8", scaled_in_blocks=True),
     "mxfp4": WeightFormat("mxfp4", _MXFP4_BYTES, _HALF, _HALF, "fp4", "bf16"),
     "nvfp4": WeightFormat("nvfp4", _NVFP4_BYTES, _NVFP4_BYTES, _HALF, "fp4", "fp4"),
 }

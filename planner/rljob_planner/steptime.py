@@ -196,7 +196,10 @@ class Engine:
         reduce = 2.0 * m.layers * self.gpu.allreduce_s(hidden_bytes, self.tensor_parallel)
         passes = kernels.activation_passes * m.layers * hidden_bytes / self.gpu.memory_bytes_per_s
         samples = running * (e.request_s + m.layers * kernels.sample_layer_s)
-        return np.asarray(reduce + passes + m.layers * e.layer_s + e.step_s + samples)
+        layers = m.layers * e.layer_s + m.moe_layers * kernels.expert_layer_s
+        if self.format.scaled_in_blocks:
+            layers += m.layers * kernels.block_layer_s
+        return np.asarray(reduce + passes + layers + e.step_s + samples)
 
     def prompts_s(self, prefill: Prefill) -> FloatArray:
         """Seconds of what only prompts cost a step: their attention, and a constant for each."""

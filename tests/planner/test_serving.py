@@ -19,14 +19,11 @@ from rljob_planner.precision import weight_format
 from rljob_planner.serving import kv_format_of, served, tpot_ms, weight_format_of
 from rljob_planner.steptime import Engine
 from rljob_planner.validation.rows import Row
-from rljob_planner.validation.serving import KIND, calibrated, curves, packaged_curves, packaged_document, serving_rows
+from rljob_planner.validation.served_tables import KIND
+from rljob_planner.validation.serving import calibrated, curves, packaged_curves, packaged_document, serving_rows
 
 ROWS = serving_rows(packaged_document())
-HOPPER = [
-    r
-    for r in ROWS
-    if r.judged and r.kind == KIND and "/vllm/" in r.family and r.family.split("/")[1] in ("h100_sxm", "h200_sxm")
-]
+HOPPER = [r for r in ROWS if r.judged and "/vllm/" in r.family and r.family.split("/")[1] in ("h100_sxm", "h200_sxm")]
 HELD_OUT = [r for r in HOPPER if r.note and "no constant was fitted" in r.note]
 
 
@@ -49,7 +46,7 @@ def test_tokens_take_as_long_as_vllm_was_measured_to_take() -> None:
 def test_the_same_holds_on_curves_that_nothing_was_fitted_to() -> None:
     assert len(HELD_OUT) >= 50
     assert np.mean(errors(HELD_OUT)) <= 0.04
-    assert {r.family.split("/")[0] for r in HELD_OUT} == {"qwen3-32b", "llama-3.1-70b", "gpt-oss-120b"}
+    assert {r.family.split("/")[0] for r in HELD_OUT} == {"qwen3-32b", "llama-3.1-70b", "gpt-oss-120b", "minimax-m2.5"}
 
 
 def test_one_factor_from_the_other_rows_keeps_it_within_five_percent() -> None:
@@ -61,18 +58,31 @@ def test_one_factor_from_the_other_rows_keeps_it_within_five_percent() -> None:
 @pytest.mark.parametrize("family", sorted({r.family for r in HOPPER}))
 def test_no_model_is_off_by_much(family: str) -> None:
     own = [r for r in HOPPER if r.family == family]
-    assert np.mean(errors(own)) <= 0.05
+    assert np.mean(errors(own)) <= 0.055
     assert np.mean([r.calibrated_error for r in own if r.calibrated_error is not None]) <= 0.055
 
 
-def test_another_architecture_and_another_model_stay_within_the_stated_error() -> None:
+def test_another_architecture_stays_within_the_stated_error() -> None:
     blackwell = [r for r in ROWS if r.judged and r.family.split("/")[1] in ("b200_sxm", "b300_sxm")]
-    assert np.mean(errors(blackwell)) <= 0.11
-    minimax = [r for r in blackwell if r.family.startswith("minimax")]
-    assert minimax
-    assert all(r.note and "no constant was fitted" in r.note for r in minimax)
-    assert np.mean(errors(minimax)) <= 0.16
-    assert np.mean([r.calibrated_error for r in minimax if r.calibrated_error is not None]) <= 0.09
+    held_out = [r for r in blackwell if r.note and "no constant was fitted" in r.note]
+    assert len(held_out) > 60
+    assert np.mean(errors(blackwell)) <= 0.07
+    assert np.mean(errors(held_out)) <= 0.07
+
+
+def test_tables_that_state_what_is_needed_are_predicted_and_the_others_say_what_is_missing() -> None:
+    nim = [r for r in ROWS if r.family == "llama-3.3-70b-instruct/h100-80gb/nim/fp8" and r.judged]
+    assert len(nim) == 5
+    assert np.mean(errors(nim)) <= 0.10
+    unstated = [r for r in ROWS if r.family.endswith("nim/unstated")]
+    assert unstated
+    assert all(r.reason == "null in the file: tp, precision, isl, osl" and r.predicted is None for r in unstated)
+    # An engine of 2023 that launches every kernel on its own is slower by a factor, which the other rows tell.
+    old = [r for r in ROWS if "/splitwise/" in r.family]
+    assert all(
+        isinstance(r.predicted, float) and isinstance(r.measured, float) and r.predicted < r.measured for r in old
+    )
+    assert np.mean([r.calibrated_error for r in old if r.calibrated_error is not None]) <= 0.08
 
 
 def test_what_is_excluded_stays_with_its_reason_and_counts_neither_way() -> None:

@@ -35,7 +35,10 @@ def table_rows(document: Mapping[str, Any]) -> Iterator[Row]:
         )
     if document.get("llmservingsim_ground_truth"):
         yield from _unstated(
-            document["llmservingsim_ground_truth"], "llmservingsim", "tpot_mean_ms_vllm", "lengths and batch are not in the file"
+            document["llmservingsim_ground_truth"],
+            "llmservingsim",
+            "tpot_mean_ms_vllm",
+            "lengths and batch are not in the file",
         )
 
 
