@@ -19,7 +19,7 @@ from rljob_planner.layouts import Layout, Space
 from rljob_planner.lengths import LengthDistribution
 from rljob_planner.outcome import Elasticity, Evaluation, ParetoPoint, SweepPoint
 from rljob_planner.race import Race, front, line_up
-from rljob_planner.screen import Screened, judged, most_in_flight, screened
+from rljob_planner.screen import Screened, judged, screened
 from rljob_planner.simulate import SimulationStalled, simulate
 from rljob_planner.split import Split
 
@@ -34,7 +34,8 @@ _CLOSE = 0.03
 """Share of the period by which the formulas may err between two lock-step splits or two lengths' front runners."""
 _FEW_COUNTS = 8
 """Trainer counts that a pass over another length looks at."""
-_PARETO_CAPS = (1.0, 0.7, 0.5, 0.36, 0.25, 0.18, 0.12)
+_PARETO_CAPS = (0.75, 0.5, 0.33, 0.22, 0.15)
+"""Of the winner's cap, those that are looked at for fresher samples."""
 _PARETO_LAYOUTS, _PARETO_RUNS = 4, 4
 _SAME_PERIOD, _SAME_STALENESS = 0.02, 0.03
 """Differences below which two points of the Pareto front are one."""
@@ -135,7 +136,9 @@ def length_sweep(race: Race, space: Space, best: Evaluation) -> tuple[SweepPoint
     return tuple(found)
 
 
-def pareto(race: Race, layouts: Sequence[Screened], others: Iterable[Evaluation | None]) -> tuple[ParetoPoint, ...]:
+def pareto(
+    race: Race, layouts: Sequence[Screened], best: Split, others: Iterable[Evaluation | None]
+) -> tuple[ParetoPoint, ...]:
     """What fresher samples cost: no split that was looked at is both faster and less stale than one of these; the freshest first.
 
     Formulas choose a few lower caps to simulate; every run of the race counts too, and ``others`` (the lock-step modes).
@@ -143,8 +146,7 @@ def pareto(race: Race, layouts: Sequence[Screened], others: Iterable[Evaluation 
     job, calibration = race.job, race.calibration
     grid: list[Screened] = []
     for one in front(race, layouts, _PARETO_LAYOUTS):
-        most = most_in_flight(job, one.layout)
-        caps = {max(job.group, int(most * share) // job.group * job.group) for share in _PARETO_CAPS}
+        caps = {max(job.group, int(best.in_flight * share) // job.group * job.group) for share in _PARETO_CAPS}
         grid += [judged(job, one.layout, cap, calibration, race.run_steps) for cap in sorted(caps)]
     chosen = _undominated([(s.staleness_mean, s.period_s, s) for s in grid if not s.reason])
     thin = chosen if len(chosen) <= _PARETO_RUNS else chosen[:: -(-len(chosen) // _PARETO_RUNS)]

@@ -38,8 +38,9 @@ _MOST_TRIED = 24
 """Layouts that are simulated at most where none keeps to the staleness limit."""
 _CAP_TRIES = 6
 _CAP_STEP, _FINE_STEP = 1.3, 1.12
-_LEAST_SHARE, _MOST_SHARE = 0.5, 0.9
-"""Of its cap, what a split that is too stale is tried with next: no less and no more than this."""
+_LEAST_SHARE, _MOST_SHARE, _HELD_SHARE = 0.5, 0.9, 0.75
+"""Of its cap, what a split that is too stale is tried with next: no less and no more than this; under ``hold``, where staleness
+falls all at once when nothing is held back any more, no more than the last."""
 _HIGHEST_STEP = 2.0
 _QUEUED_VERSIONS = 0.75
 """Versions of staleness, about, that do not depend on the cap: what a group waits for its batch and in training."""
@@ -95,14 +96,19 @@ class Race:
         longest = max((steps for steps, _ in runs), default=0)
         return min((found for steps, found in runs if steps == longest), key=self.rank, default=None)
 
-    def within_limit(self, split: Split, steps: int) -> Evaluation:
-        """A split simulated with a cap, its own or a lower one, that keeps staleness to its limit; the last tried if none does."""
+    def within_limit(self, split: Split, steps: int, best: float = math.inf) -> Evaluation:
+        """A split simulated with a cap, its own or a lower one, that keeps staleness to its limit; the last tried if none does.
+
+        A split whose trainer never waits is as fast as it can be: if that is clearly worse than ``best``, its cap is of no interest.
+        """
         found = self.evaluation(split, steps)
+        most = _HELD_SHARE if self.job.spec.staleness.bound is Bound.HOLD else _MOST_SHARE
         for _ in range(_CAP_TRIES):
             if not found.reason or math.isinf(found.period_s):
                 break
-            over = _allowed(self.job, found)
-            share = min(_MOST_SHARE, max(_LEAST_SHARE, over)) if over < 1.0 else _MOST_SHARE
+            if found.trainer_utilization >= _SATURATED and self.cost_of(found) > best * (1.0 + 2.0 * QUICK_MARGIN):
+                break
+            share = min(most, max(_LEAST_SHARE, _allowed(self.job, found)))
             lower = max(self.job.group, int(split.in_flight * share) // self.job.group * self.job.group)
             if lower >= split.in_flight:
                 break
@@ -114,10 +120,29 @@ class Race:
         """The same split with a clearly higher cap, if the samplers could run more and that makes it clearly better."""
         if not _could_run_more(found):
             return found
-        step = _CAP_STEP
-        if self.job.spec.staleness.bound in (Bound.NONE, Bound.HOLD):
-            step = min(_HIGHEST_STEP, max(_FINE_STEP, _allowed(self.job, found)))
-        return self._climbed(found, steps, step, _CLEAR_GAIN)
+        if self.job.spec.staleness.bound is not Bound.NONE:
+            return self._climbed(found, steps, _CAP_STEP, _CLEAR_GAIN)
+        step = min(_HIGHEST_STEP, max(_FINE_STEP, _allowed(self.job, found)))
+        return self._between(self._climbed(found, steps, step, _CLEAR_GAIN), steps)
+
+    def _between(self, found: Evaluation, steps: int) -> Evaluation:
+        """The same split with a cap at the limit of staleness, where the next higher cap that was tried is over it."""
+        tried = [e for e in self.runs() if e.reason and e.split.same_shape(found.split) and e.staleness.mean < math.inf]
+        above = min(
+            (e for e in tried if e.split.in_flight > found.split.in_flight),
+            key=lambda e: e.split.in_flight,
+            default=None,
+        )
+        if above is None or above.staleness.mean <= found.staleness.mean:
+            return found
+        room = self.job.spec.staleness.mean_limit - found.staleness.mean
+        share = room / (above.staleness.mean - found.staleness.mean)
+        cap = found.split.in_flight + share * (above.split.in_flight - found.split.in_flight)
+        whole = int(cap) // self.job.group * self.job.group
+        if not found.split.in_flight < whole < above.split.in_flight:
+            return found
+        other = self.evaluation(found.split.model_copy(update={"in_flight": whole}), steps)
+        return min(found, other, key=self.rank)
 
     def tuned(self, found: Evaluation, steps: int) -> Evaluation:
         """The same split with the best cap near its own, as simulated: the formulas that chose it know no groups and no bursts.
@@ -215,7 +240,10 @@ def winners(race: Race, judged: Sequence[Screened]) -> list[Evaluation]:
     quick, full = quick_steps(race.job), full_steps(race.job)
     running = front(race, judged)
     waiting = [s for s in judged if all(s is not other for other in running)]
-    found = [race.raised(race.within_limit(s.split, quick), quick) for s in running]
+    found: list[Evaluation] = []
+    for s in running:
+        best = min((race.cost_of(e) for e in found if not e.reason), default=math.inf)
+        found.append(race.raised(race.within_limit(s.split, quick, best), quick))
     while all(e.reason for e in found) and waiting and len(found) < _MOST_TRIED:
         found += [race.within_limit(s.split, quick) for s in waiting[:_MOST_QUICK]]
         waiting = waiting[_MOST_QUICK:]

@@ -98,7 +98,7 @@ def plan(
         rho=best.rho,
         evaluation=best,
         notes=_notes(race, space, best, off, sweep, environments),
-        pareto=pareto(race, judged, (sync, off)) if detail else (),
+        pareto=pareto(race, judged, best.split, (sync, off)) if detail else (),
         sandboxes=environments,
     )
 
