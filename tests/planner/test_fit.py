@@ -22,7 +22,13 @@ from tests.planner.specs import spec
 
 ENGINE = Engine(model("Qwen/Qwen3-8B"), gpu("H100-SXM"), 1, "bf16", "bf16")
 PACKAGED = ENGINE.gpu.decode
-TRUTH = DecodeEfficiency(mbu=0.78, mfu=0.5, layer_s=70e-6, step_s=1.8e-3, request_s=75e-6)
+TRUTH = DecodeEfficiency(
+    mbu=PACKAGED.mbu * 0.86,
+    mfu=PACKAGED.mfu * 0.8,
+    layer_s=PACKAGED.layer_s * 1.4,
+    step_s=PACKAGED.step_s * 1.4,
+    request_s=PACKAGED.request_s * 2.5,
+)
 BATCHES = (1, 4, 16, 64, 128)
 SHAPES = ((256, 512), (2000, 256), (4000, 2000))
 
@@ -62,7 +68,7 @@ def test_constants_are_recovered_from_exact_rows() -> None:
     assert found.factor == 1.0
     assert found.decode.mbu == pytest.approx(TRUTH.mbu, rel=0.01)
     assert found.decode.mfu == pytest.approx(TRUTH.mfu, rel=0.01)
-    assert found.decode.request_s == pytest.approx(TRUTH.request_s, rel=0.01)
+    assert found.decode.request_s == pytest.approx(TRUTH.request_s, rel=0.03)
     assert overhead(found.decode) == pytest.approx(overhead(TRUTH), rel=0.01)
     assert found.residual == pytest.approx(0.0, abs=0.002)
     assert found.warnings == ()
@@ -80,7 +86,7 @@ def test_constants_are_recovered_within_their_stated_uncertainty(seed: int) -> N
     }
     for constant in found.constants:
         if constant.name in truth:
-            assert constant.uncertainty < 0.12
+            assert constant.uncertainty < constant.prior
             assert abs(math.log(constant.value / truth[constant.name])) < 3.5 * constant.uncertainty
     assert off(found, row(32, 1000, 1000)) < 0.04
     assert off(found, row(256, 300, 8000)) < 0.10
@@ -177,7 +183,7 @@ def test_no_rows_give_absurd_constants(times: list[float], batches: list[int]) -
         assert 0.199 <= found.decode.mbu <= 0.981
         assert 0.049 <= found.decode.mfu <= 0.951
         assert PACKAGED.step_s / 5.001 <= found.decode.step_s <= PACKAGED.step_s * 5.001
-        assert PACKAGED.request_s / 5.001 <= found.decode.request_s <= PACKAGED.request_s * 5.001
+        assert PACKAGED.request_s / 10.001 <= found.decode.request_s <= PACKAGED.request_s * 10.001
     parse_calibration(calibration_of(found).model_dump_json(by_alias=True), "it")
 
 

@@ -16,7 +16,7 @@ from rljob_planner.models import model
 from rljob_planner.serving import kv_format_of, weight_format_of
 from rljob_planner.steptime import Engine
 
-LIMIT = {"Qwen/Qwen3-32B": 0.02, "meta-llama/Llama-3.1-70B": 0.03, "openai/gpt-oss-120b": 0.06}
+LIMIT = {"Qwen/Qwen3-32B": 0.02, "meta-llama/Llama-3.1-70B": 0.03, "openai/gpt-oss-120b": 0.07}
 """Mean relative error after calibration; the last model's rows are of two engine versions."""
 
 MODELS = tuple(LIMIT)
@@ -93,7 +93,7 @@ def test_some_concurrencies_predict_the_others(name: str) -> None:
 def test_some_lengths_and_widths_predict_the_others(name: str) -> None:
     seen = [r for held_out, _, r in rows(name) if not held_out]
     unseen = [r for held_out, _, r in rows(name) if held_out]
-    assert error(fit(engine(name), seen), unseen) < 0.05
+    assert error(fit(engine(name), seen), unseen) < LIMIT[name] + 0.01
 
 
 @pytest.mark.parametrize("name", MODELS)
