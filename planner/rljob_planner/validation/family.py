@@ -22,7 +22,6 @@ from rljob_planner.lengths import LengthDistribution
 from rljob_planner.validation.cases import Case
 from rljob_planner.validation.fit import Unknown, fitted
 from rljob_planner.validation.physics import (
-    SIGMA,
     Factors,
     Parts,
     law_of,
@@ -40,9 +39,10 @@ _PERIOD, _PART, _WAIT = 0.10, 0.40, 0.20
 _SAMPLERS_VARY, _TRAINERS_VARY, _LENGTHS_VARY = 0.5, 0.6, 0.5
 """Spread of the priors, of a logarithm: engines come within a factor of 1.6 of each other, trainers of 1.8 (their MFU lies between 0.03
 and 0.4 with the model's size already accounted for in part), lengths of 1.6."""
-_SHARE_OF_CAP, _SHARE_REASONING = 0.06, 0.3
-"""Where a mean is expected while no row speaks, as a share of the cap: runs that start from a base or instruction model leave room to grow
-(Qwen2.5-Math under 28k: about 1.5k tokens); models distilled from reasoning use it from the start."""
+_MEDIAN, _MEDIAN_REASONING = 850.0, 4900.0
+"""Median response in tokens that is expected while no row speaks, before a cap cuts. The usual figure for mathematics with base and
+instruction models is a mean of 1.2k; models that were distilled from reasoning have 5k to 10k. A lognormal's median is 0.7 of its mean."""
+_LONGEST_MEDIAN = math.log(1e5)
 _REASONING = re.compile(r"r1|distill|thinking|qwq|reason|-o1", re.IGNORECASE)
 
 FloatArray = NDArray[np.float64]
@@ -99,10 +99,8 @@ def learned(
         unknowns.append(Unknown(math.log(usual.sampler), _SAMPLERS_VARY, -2.5, 1.5))
         unknowns.append(Unknown(math.log(usual.trainer), _TRAINERS_VARY, -3.0, 2.0))
     if without:
-        caps = [s.cap_tokens for s in (*others, row)]
-        share = _SHARE_REASONING if _REASONING.search(row.case.model or "") else _SHARE_OF_CAP
-        expected = math.log(share) + float(np.mean(np.log(caps))) - 0.5 * SIGMA**2
-        unknowns.append(Unknown(expected, _LENGTHS_VARY, math.log(16), math.log(0.9 * min(caps))))
+        expected = math.log(_MEDIAN_REASONING if _REASONING.search(row.case.model or "") else _MEDIAN)
+        unknowns.append(Unknown(expected, _LENGTHS_VARY, math.log(16), _LONGEST_MEDIAN))
 
     def read(x: FloatArray) -> Learned:
         speeds = Factors(math.exp(x[0]), math.exp(x[1])) if factors else usual
