@@ -24,26 +24,14 @@ from rljob_planner.shapes import LatentAttention, ModelShape
 
 __all__ = ["LatentAttention", "ModelShape", "from_config", "model", "model_names", "published_parameters", "resolve"]
 
-_SAME_SHAPE = frozenset(
-    {"instruct", "base", "chat", "it", "hf", "sft", "thinking", "preview", "meta", "moe"}
-    | {
-        "bf16",
-        "fp16",
-        "fp8",
-        "fp4",
-        "nvfp4",
-        "mxfp4",
-        "awq",
-        "gptq",
-        "int4",
-        "int8",
-        "w8a8",
-        "static",
-        "dynamic",
-        "block",
-        "pertensor",
-    }
-)
+# fmt: off
+_OF_TRAINING = {"base", "chat", "hf", "instruct", "it", "meta", "moe", "preview", "rl", "sft", "thinking"}
+_OF_FORMAT = {
+    "4bit", "8bit", "awq", "bf16", "block", "bnb", "dynamic", "fp16", "fp4", "fp8",
+    "gptq", "int4", "int8", "kv", "mxfp4", "nvfp4", "pertensor", "static", "w4a16", "w8a8",
+}
+# fmt: on
+_SAME_SHAPE = frozenset(_OF_TRAINING | _OF_FORMAT)
 """Words of a name that say nothing of the shape."""
 _DATE = re.compile(r"\d{4}|\d{6}|\d{8}")
 _ACTIVE = re.compile(r"a\d+(?:\.\d+)?b$")

@@ -1,11 +1,18 @@
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from rljob_planner.errors import PlanningError
-from rljob_planner.models import from_config, model, model_names, published_parameters
+from rljob_planner.hardware import gpu
+from rljob_planner.models import from_config, model, model_names, published_parameters, resolve
 
 LLAMA = {
     "model_type": "llama",
@@ -167,3 +174,154 @@ def test_windows_save_attention_only_beyond_their_width() -> None:
     assert windowed.sliding_layers == 32
     assert windowed.forward_attention_flops(512, 512 * 512) == plain.forward_attention_flops(512, 512 * 512)
     assert windowed.forward_attention_flops(65536, 65536**2) < 0.05 * plain.forward_attention_flops(65536, 65536**2)
+
+
+def test_every_model_that_the_packaged_measurements_name_is_known() -> None:
+    unknown = []
+    for name in sorted(set(_named("model"))):
+        try:
+            model(name)
+        except PlanningError:
+            unknown.append(name)
+    assert unknown == ["7B/32B/72B"]  # three models in one row
+
+
+def test_every_gpu_that_the_packaged_measurements_state_is_known() -> None:
+    unknown = []
+    for name in sorted(set(_named("gpu"))):
+        try:
+            gpu(name)
+        except PlanningError:
+            unknown.append(name)
+    assert all("not stated" in name for name in unknown)
+
+
+def _named(field: str) -> Iterator[str]:
+    for file in ("latency-curves.yaml", "validation-cases.yaml"):
+        text = resources.files("rljob_planner").joinpath("data", file).read_text(encoding="utf-8")
+        yield from _values(yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)), field)
+
+
+def _values(node: object, field: str) -> Iterator[str]:
+    if isinstance(node, dict):
+        found = node.get(field)
+        if isinstance(found, str):
+            yield found
+        for below in node.values():
+            yield from _values(below, field)
+    elif isinstance(node, list):
+        for below in node:
+            yield from _values(below, field)
+
+
+@pytest.mark.parametrize(
+    ("name", "known"),
+    [
+        ("Llama3.1-8B", "meta-llama/Llama-3.1-8B"),
+        ("Llama 3.1 405B", "meta-llama/Llama-3.1-405B"),
+        ("nvidia/Llama-3.1-8B-Instruct-FP8", "meta-llama/Llama-3.1-8B"),
+        ("RedHatAI/Meta-Llama-3.1-70B-Instruct-FP8-KV", "meta-llama/Llama-3.1-70B"),
+        ("Qwen/Qwen3-235B-A22B-Thinking-2507-FP8", "Qwen/Qwen3-235B-A22B"),
+        ("Qwen3-235B", "Qwen/Qwen3-235B-A22B"),
+        ("Qwen3-Coder-30B-A3B-Instruct", "Qwen/Qwen3-30B-A3B"),
+        ("Qwen 30B (variant not stated)", "Qwen/Qwen3-30B-A3B"),
+        ("Qwen2.5-7B-Instruct (SFT)", "Qwen/Qwen2.5-7B"),
+        ("R1-Distill-Qwen-14B", "Qwen/Qwen2.5-14B"),
+        ("DeepSeek V3", "deepseek-ai/DeepSeek-V3"),
+        ("DeepSeek-R1", "deepseek-ai/DeepSeek-V3"),
+        ("SWE Nemotron-3-Nano-30B-A3B", "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B"),
+        ("INTELLECT-3 (106B-A12B)", "zai-org/GLM-4.5-Air"),
+        ("Snowball 67B-A2B (MoE)", "marin-community/Snowball-67B-A2B"),
+    ],
+)
+def test_a_model_answers_to_what_tables_call_it(name: str, known: str) -> None:
+    assert model(name).name == known
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["Qwen-7B", "Qwen3-8B-VL", "Llama-3.3-8B", "Qwen3-Next-80B-A3B", "Llama-3.1-Nemotron-70B", "Qwen3-", "7B", ""],
+)
+def test_a_name_never_becomes_a_model_of_another_shape(name: str) -> None:
+    with pytest.raises(PlanningError, match=r"is not known; near are"):
+        model(name)
+
+
+NEMOTRON = {
+    "model_type": "nemotron_h", "hidden_size": 2688, "num_hidden_layers": 52, "num_attention_heads": 32,
+    "num_key_value_heads": 2, "head_dim": 128, "intermediate_size": 1856, "moe_intermediate_size": 1856,
+    "moe_shared_expert_intermediate_size": 3712, "n_routed_experts": 128, "num_experts_per_tok": 6, "mlp_hidden_act": "relu2",
+    "hybrid_override_pattern": "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME", "mamba_num_heads": 64, "mamba_head_dim": 64,
+    "n_groups": 8, "ssm_state_size": 128, "conv_kernel": 4, "vocab_size": 131072,
+}  # fmt: skip
+QWEN_NEXT = {
+    "model_type": "qwen3_5_moe",
+    "text_config": {
+        "hidden_size": 2048, "num_hidden_layers": 40, "num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 256,
+        "attn_output_gate": True, "layer_types": [*["linear_attention"] * 3, "full_attention"] * 10,
+        "linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
+        "linear_conv_kernel_dim": 4, "num_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512, "vocab_size": 248320,
+    },
+}  # fmt: skip
+DEEPSEEK_V4 = {
+    "model_type": "deepseek_v4", "hidden_size": 4096, "num_hidden_layers": 43, "num_attention_heads": 64, "num_key_value_heads": 1,
+    "head_dim": 512, "qk_rope_head_dim": 64, "q_lora_rank": 1024, "o_lora_rank": 1024, "o_groups": 8, "moe_intermediate_size": 2048,
+    "n_routed_experts": 256, "n_shared_experts": 1, "num_experts_per_tok": 6, "sliding_window": 128, "vocab_size": 129280,
+    "compress_ratios": [0, 0, *[4, 128] * 20, 4, 0], "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
+}  # fmt: skip
+SCOUT = {
+    "model_type": "llama4",
+    "text_config": {
+        "model_type": "llama4_text", "hidden_size": 5120, "num_hidden_layers": 48, "num_attention_heads": 40,
+        "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 8192, "intermediate_size_mlp": 16384,
+        "num_local_experts": 16, "num_experts_per_tok": 1, "interleave_moe_layer_step": 1, "attention_chunk_size": 8192,
+        "vocab_size": 202048,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("config", "name"),
+    [
+        (NEMOTRON, "NVIDIA-Nemotron-3-Nano-30B-A3B"),
+        (QWEN_NEXT, "Qwen3.5-35B-A3B"),
+        (DEEPSEEK_V4, "DeepSeek-V4-Flash"),
+        (SCOUT, "Llama-4-Scout-17B-16E"),
+    ],
+    ids=lambda v: v if isinstance(v, str) else "",
+)
+def test_a_hybrids_config_gives_the_packaged_shape(config: dict[str, Any], name: str) -> None:
+    assert replace(from_config(config), name=model(name).name) == model(name)
+
+
+def test_a_state_is_held_once_a_sequence_and_grows_with_nothing() -> None:
+    hybrid = model("Qwen3.5-35B-A3B")
+    # 32 heads of 128 × 128 numbers of 4 bytes, and three columns of the convolution of 2 bytes, in 30 of 40 layers.
+    assert hybrid.state_bytes_per_sequence == 30 * (32 * 128 * 128 * 4 + 3 * 8192 * 2)
+    assert hybrid.kv_bytes_per_token(2.0) == 10 * 2 * 2 * 256 * 2
+    assert (hybrid.full_layers, hybrid.attention_layers) == (10, 10)
+
+
+def test_the_format_of_a_checkpoint_is_read() -> None:
+    assert from_config(LLAMA).native == "bf16"
+    assert from_config(LLAMA | {"quantization_config": {"quant_method": "mxfp4"}}).native == "mxfp4"
+    assert from_config(LLAMA | {"quantization_config": {"quant_method": "fp8"}}).native == "fp8"
+    assert from_config(DEEPSEEK_V4).native == "fp8_block"
+
+
+def test_a_path_leads_to_a_config_and_a_name_to_a_model(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(LLAMA), encoding="utf-8")
+    for where in (path, tmp_path):
+        assert resolve(str(where)).parameters == model("Llama-3.1-8B").parameters
+    assert resolve("Llama-3.1-8B") == model("Llama-3.1-8B")
+    path.write_text(json.dumps(LLAMA | {"vocab_size": None}), encoding="utf-8")
+    with pytest.raises(PlanningError, match=f"{path} lacks vocab_size"):
+        resolve(str(path))
+    path.write_text("[]", encoding="utf-8")
+    with pytest.raises(PlanningError, match=r"this is no config\.json of a model"):
+        resolve(str(path))
+    path.write_text("{", encoding="utf-8")
+    with pytest.raises(PlanningError, match=r"cannot be read as a model's config\.json"):
+        resolve(str(path))
