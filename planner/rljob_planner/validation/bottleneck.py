@@ -133,7 +133,9 @@ def _sides(setting: Setting, mean_tokens: float, agentic: bool) -> Balance:
             decode=decode,
             prompt_tokens=int(inp.prompt_tokens + 0.5 * turns_tokens),
         )
-    rollout_rate = predict(replace(inp, bound="none", queue_capacity=None, train=TrainCost(0.0, 1e-12))).rollout_rate
+    rollout_rate = predict(
+        replace(inp, mode=ASYNC, bound="none", queue_capacity=None, train=TrainCost(0.0, 1e-12))
+    ).rollout_rate
     rollout_s = samples / rollout_rate / (_TRAINED if agentic else 1.0)
     lending = (
         setting.trainer.gpus / (setting.replicas * setting.engine.tensor_parallel)

@@ -22,8 +22,8 @@ FloatArray = NDArray[np.float64]
 ALIKE = 0.7
 
 
-def batch_s(inp: SimulationInput) -> float:
-    """Seconds from the first token of a batch to the end of its longest response.
+def batch_s(inp: SimulationInput, complete: float = 1.0) -> float:
+    """Seconds from the first token of a batch to the end of its longest response, or until a share of its groups is complete.
 
     While more samples wait than run, slots stay full; then the slowest replica drains. It holds its even share of what still runs, or of
     one group what runs given that one sample of it does, whichever is more.
@@ -50,13 +50,16 @@ def batch_s(inp: SimulationInput) -> float:
         share = slots
     together = 1.0 + (S - 1) * alive_sibling(survival)
     n = np.maximum(1.0, np.maximum(share * drained, np.minimum(together, slots)))
-    alive = 1.0 - (1.0 - np.minimum(1.0, survival)) ** max(1.0, share * inp.replicas / (1.0 + (S - 1) * ALIKE))
+    independent = 1.0 + (S - 1) * (1.0 - ALIKE)
+    if complete < 1.0:
+        last = lengths.quantile(complete ** (1.0 / independent))
+        alive = (middle < last).astype(np.float64)
+    else:
+        groups = max(1.0, share * inp.replicas / S)
+        alive = 1.0 - (1.0 - np.minimum(1.0, survival)) ** (groups * independent)
     prefill_s = inp.decode.prefill_s_per_sample * samples / inp.replicas
-    return (
-        full_s
-        + prefill_s
-        + float(np.sum(steps * alive * _iterations_s(inp.decode, n, n * (inp.prompt_tokens + middle))))
-    )
+    iterations_s = _iterations_s(inp.decode, n, n * (inp.prompt_tokens + middle))
+    return full_s + prefill_s + float(np.sum(steps * alive * iterations_s))
 
 
 def alive_sibling(survival: FloatArray) -> FloatArray:

@@ -5,9 +5,8 @@ the same ``SimulationInput``. Three things are put into those terms here:
 
 - Colocated runs train after they sample on the same GPUs, and pay for the change: weights travel inside the node, the optimizer
   leaves memory and comes back over PCIe.
-- A trainer that takes its batch in parts while the rest is generated (verl's streaming with ``trigger_parameter_sync_step``) is
-  one that makes that many smaller steps a version. Its samplers may run ahead by a share of a version; as the count starts anew with
-  each version, they lag that allowance by half a version on average.
+- A trainer that takes its batch in parts while the rest is generated (verl's streaming with ``trigger_parameter_sync_step``) needs
+  neither a whole batch to begin nor its slowest samples to end; that has a formula of its own.
 - Broadcasting weights keeps the trainer busy as well.
 """
 
@@ -113,12 +112,12 @@ def parts_of(setting: Setting, lengths: LengthDistribution, factors: Factors) ->
             steady = predict(replace(inp, mode=ASYNC))
             sampling_s = setting.samples / steady.rollout_rate
         return lock_step(setting, sampling_s, update_s, forwards_s, sync_s)
-    if setting.drained:
-        return _drained(setting, batch_s(inp), update_s, forwards_s, sync_s)
-    steady, divided = predict(inp), division(setting)
-    period = divided * steady.period_s
+    if setting.streamed:
+        return _streamed(setting, inp, update_s, forwards_s, sync_s)
+    steady = predict(inp)
+    period = steady.period_s
     busy = update_s + forwards_s + sync_s
-    alone = divided * inp.prompts_per_step * inp.samples_per_prompt / steady.rollout_rate
+    alone = setting.samples / steady.rollout_rate
     return Parts(
         period, max(0.0, period - busy), alone, update_s, forwards_s, sync_s, steady.rho, steady.mean_staleness
     )
@@ -134,21 +133,26 @@ def lock_step(setting: Setting, sampling_s: float, update_s: float, forwards_s: 
 
 def hand_over_s(setting: Setting) -> float:
     """Seconds in which a streaming trainer collects its batch."""
-    return setting.samples * training_efficiency().hand_over_s if division(setting) > 1 else 0.0
+    return setting.samples * training_efficiency().hand_over_s if setting.streamed else 0.0
 
 
-def _drained(setting: Setting, sampling_s: float, update_s: float, forwards_s: float, sync_s: float) -> Parts:
-    """A streaming trainer whose samplers may not run ahead: it takes each part as it is complete, and all wait for its last one."""
-    train_s, parts = update_s + forwards_s + hand_over_s(setting), division(setting)
-    period = max(sampling_s + train_s / parts, sampling_s / parts + train_s) + sync_s
+def _streamed(setting: Setting, inp: SimulationInput, update_s: float, forwards_s: float, sync_s: float) -> Parts:
+    """A trainer that takes its batch in K parts, with samplers that may run ahead by a share s of a version.
+
+    At a new version s batches are outstanding and one more may start. The trainer needs one batch out of these, so what it takes is all but
+    the slowest: the outstanding ones, which had a head start, and 1 − s of the new ones. It begins with what is complete and ends a K-th of
+    its time after the last part is. Without run-ahead nothing is outstanding, and all wait for the last sample.
+    """
+    ahead = setting.run_ahead
+    needed_s = batch_s(inp, 1.0 - ahead) if ahead < 1.0 else 0.0
+    steady = predict(replace(inp, mode=ASYNC, bound="none", queue_capacity=None))
+    throughput_s = setting.samples / steady.rollout_rate
+    train_s, parts = update_s + forwards_s + hand_over_s(setting), setting.rule.syncs_every
+    sampling_s = max(throughput_s, needed_s)
+    early_s = sampling_s / parts if ahead == 0 else 0.0
+    period = max(needed_s + train_s / parts, throughput_s, early_s + train_s) + sync_s
     wait = period - update_s - forwards_s - sync_s
     return Parts(period, wait, sampling_s, update_s, forwards_s, sync_s, train_s / sampling_s)
-
-
-def division(setting: Setting) -> int:
-    """Steps of the simulation in a period of the row."""
-    rule = setting.rule
-    return rule.syncs_every if rule.streamed and setting.mode == ASYNC else 1
 
 
 def train_parts_s(setting: Setting, lengths: LengthDistribution, factors: Factors) -> tuple[float, float]:
@@ -192,7 +196,7 @@ def imbalance(setting: Setting, lengths: LengthDistribution) -> float:
     ranks, mini = setting.trainer.dp, setting.mini_batch or setting.samples
     if ranks == 1:
         return 1.0
-    streamed = setting.rule.streamed and setting.mode == ASYNC
+    streamed = setting.streamed
     at_once = mini * setting.rule.batches_at_once if streamed else setting.samples
     even = max(1.0, at_once / ranks)
     longest = relative_cost(setting, lengths, lengths.max_mean(at_once)) / even
@@ -218,58 +222,49 @@ def sync_s_of(setting: Setting, factors: Factors) -> float:
 def simulation_input(
     setting: Setting, lengths: LengthDistribution, factors: Factors, *, steps: int = 60, warmup: int = 12
 ) -> SimulationInput:
-    """What the planner's models need; ``division`` of its steps make a period of the row."""
+    """What the planner's models need; a step of them is a step of the row."""
     engine, group, prompt = setting.engine, setting.group, setting.prompt_tokens
     context = prompt + lengths.resident_mean_tokens()
     room = kv_room_tokens(engine, context)
     kv_tokens = shared_prompt_room_tokens(room, lengths, prompt, group)
     longest = prompt + lengths.cap_tokens
     kv_tokens = max(kv_tokens, 2 * longest)
-    divided = division(setting)
-    prompts = max(1, setting.prompts // divided)
-    samples = prompts * group
-    in_flight, bound, run_ahead = None, setting.bound, 0.0
+    in_flight, bound, run_ahead = None, setting.bound, 0
     if setting.mode == ASYNC:
-        bound, run_ahead, in_flight = _admitted(setting, divided, samples)
+        bound, run_ahead, in_flight = _admitted(setting)
     slots = setting.engine.gpu.engine.max_running
-    if in_flight is not None or setting.mode != ASYNC:
-        share = (in_flight or setting.samples) / setting.replicas
-        slots = max(1, min(slots, 2 * math.ceil(share) + 8))
+    share = (in_flight or setting.samples) / setting.replicas
+    slots = max(1, min(slots, 2 * math.ceil(share) + 8))
     update_s, forwards_s = train_parts_s(setting, lengths, factors)
     sync_s = sync_s_of(setting, factors)
     tokens = setting.samples * (prompt + lengths.mean())
-    exclusive = sync_s + hand_over_s(setting) if setting.mode == ASYNC else 0.0
+    exclusive = sync_s if setting.mode == ASYNC else 0.0
     return SimulationInput(
-        mode=SYNC if setting.drained else setting.mode,
+        mode=SYNC if setting.streamed else setting.mode,
         replicas=setting.replicas,
         max_running=slots,
         kv_tokens=kv_tokens,
         decode=decode_cost(engine, slots, lengths, prompt, group, factors.sampler),
-        train=TrainCost(exclusive / divided, (update_s + forwards_s) / tokens),
-        weight_sync_s=sync_s / divided,
-        prompts_per_step=prompts,
+        train=TrainCost(exclusive, (update_s + forwards_s) / tokens),
+        weight_sync_s=sync_s,
+        prompts_per_step=setting.prompts,
         samples_per_prompt=group,
         prompt_tokens=prompt,
         lengths=lengths,
         bound=bound,
-        max_staleness=run_ahead,  # type: ignore[arg-type]
-        queue_capacity=(2 * prompts if bound == "none" else None),
+        max_staleness=run_ahead,
+        queue_capacity=(2 * setting.prompts if bound == "none" else None),
         overflow="block",
         in_flight_cap=in_flight,
-        steps=steps * divided,
-        warmup=warmup * divided,
+        steps=steps,
+        warmup=warmup,
     )
 
 
-def _admitted(setting: Setting, divided: int, samples: int) -> tuple[str, float, int]:
-    """Bound, batches of run-ahead in steps of the simulation, and the cap on samples in flight."""
-    ahead = setting.run_ahead
-    if math.isinf(ahead):
-        ahead = _RUN_AHEAD_UNBOUND
-    if divided > 1:
-        ahead = (1.0 + ahead) * divided - 1.0 - 0.5 * (divided - 1)
+def _admitted(setting: Setting) -> tuple[str, int, int]:
+    """Bound, batches of run-ahead, and the cap on samples in flight."""
+    bounded = setting.bound == "admission" and not math.isinf(setting.run_ahead)
+    most = setting.samples * (setting.run_ahead + 1.0) if bounded else 2.0 * setting.samples
     room = setting.replicas * setting.engine.gpu.engine.max_running
-    most = samples * (ahead + 1.0)
-    if setting.bound in ("none", "drop"):
-        most = 2.0 * samples
+    ahead = _RUN_AHEAD_UNBOUND if math.isinf(setting.run_ahead) else round(setting.run_ahead)
     return setting.bound, ahead, max(setting.group, min(room, round(most)))

@@ -70,9 +70,9 @@ class Setting:
         return self.prompts * self.group
 
     @property
-    def drained(self) -> bool:
-        """Whether samplers finish all they have before each new version, while a streaming trainer already works on its parts."""
-        return self.mode == ASYNC and self.rule.streamed and self.run_ahead == 0
+    def streamed(self) -> bool:
+        """Whether the trainer takes its batch in parts while the rest of it is generated."""
+        return self.mode == ASYNC and self.rule.streamed
 
     @property
     def rule(self) -> StalenessRule:
