@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from rljob_planner._calibration_json import CalibrationJson
 from rljob_planner._compare_json import ComparisonJson
 from rljob_planner._diagnosis_json import DiagnosisJson
+from rljob_planner._latency_json import LatencyJson
 from rljob_planner._plan_json import PlanJson
 from rljob_planner._simulation_json import SimulationJson
 from rljob_planner.scenario import Scenario
@@ -25,6 +26,7 @@ SCHEMAS: dict[str, tuple[type[BaseModel], str]] = {
     "scenario": (Scenario, "validation"),
     "simulation-result": (SimulationJson, "serialization"),
     "plan": (PlanJson, "serialization"),
+    "latency": (LatencyJson, "serialization"),
     "validation": (ValidationJson, "serialization"),
     "comparison": (ComparisonJson, "serialization"),
     "calibration": (CalibrationJson, "validation"),

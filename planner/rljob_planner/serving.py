@@ -62,6 +62,14 @@ def checked(engine: Engine, isl: int, osl: int, batches: Sequence[int]) -> None:
         )
     if not 1 <= isl <= _MOST_TOKENS or not 1 <= osl <= _MOST_TOKENS:
         raise PlanningError("InvalidLengths", f"isl {isl} and osl {osl} must be tokens, from 1 to {_MOST_TOKENS}")
+    if engine.expert_parallel != 1 and (
+        not 1 <= engine.expert_parallel <= width or m.experts % engine.expert_parallel or not m.experts
+    ):
+        raise PlanningError(
+            "DoesNotFit",
+            f"expert parallelism {engine.expert_parallel}: the {m.experts} experts of a layer of {m.name} cannot be dealt out so to "
+            f"{width} GPUs",
+        )
     bad = [b for b in batches if not 1 <= b <= 1_000_000]
     if bad or not batches:
         raise PlanningError(

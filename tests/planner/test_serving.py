@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -192,11 +193,13 @@ def test_times_are_finite_and_more_requests_never_faster(batch: int, isl: int, o
         ({"isl": 0}, "isl 0"),
         ({"isl": 10**9}, "isl 1000000000"),
         ({"batch": 0}, "batch 0"),
+        ({"ep": 2}, "expert parallelism 2: the 0 experts"),
+        ({"name": "Qwen/Qwen3-30B-A3B", "ep": 3}, "expert parallelism 3: the 128 experts"),
     ],
 )
 def test_what_cannot_be_served_says_why(change: dict[str, object], message: str) -> None:
     how = {"name": "Qwen/Qwen3-32B", "width": 4, "isl": 1024, "batch": 8} | change
-    it = engine(str(how["name"]), width=int(str(how["width"])))
+    it = replace(engine(str(how["name"]), width=int(str(how["width"]))), expert_parallel=int(str(how.get("ep", 1))))
     with pytest.raises(PlanningError, match=message):
         served(it, int(str(how["isl"])), 128, (int(str(how["batch"])),))
 

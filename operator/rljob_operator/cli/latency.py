@@ -83,7 +83,9 @@ def latency(
             )
         print_report(table)
         return
-    print_data([{"batch": p.batch, "tpot_ms": p.tpot_s * 1e3} for p in points], output)
+    from rljob_planner._latency_json import LatencyJson
+
+    print_data(LatencyJson.of(points).model_dump(mode="json"), output)
 
 
 def _in_options(message: str) -> str:
