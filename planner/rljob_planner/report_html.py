@@ -24,7 +24,7 @@ body{margin:0;background:var(--paper);color:var(--ink);font:16px/1.55 var(--font
 main{max-width:58rem;margin:0 auto;padding:3rem 1.25rem 4rem}
 h1{font-size:1.15rem;font-weight:600;color:var(--muted);margin:0 0 .4rem}
 .answer{font-size:1.9rem;line-height:1.25;font-weight:650;letter-spacing:-.01em;margin:0 0 .75rem;text-wrap:balance}
-.why{font-size:1.08rem;max-width:46rem;margin:0}
+.why{font-size:1.08rem;max-width:46rem;margin:0;text-wrap:pretty}
 .words{color:var(--muted);font-size:.92rem;margin:.9rem 0 0;padding:0;list-style:none;max-width:46rem}
 .words li+li{margin-top:.35rem}
 dl.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(15rem,1fr));gap:.6rem;margin:2rem 0 0}
@@ -36,6 +36,7 @@ dd span{display:block;color:var(--muted);font-size:.85rem;line-height:1.4}
 section{margin-top:3.25rem}
 h2{font-size:1.3rem;font-weight:650;letter-spacing:-.005em;margin:0 0 .35rem}
 h2+p{margin-top:0}
+h3{font-size:1rem;font-weight:600;margin:2rem 0 .5rem}
 p{max-width:46rem}
 figure{margin:1.25rem 0 0}
 figure .scroll svg{display:block;width:100%;min-width:34rem;height:auto;overflow:visible}
@@ -140,13 +141,15 @@ def _tiles(tiles: Sequence[Tile]) -> str:
 
 def _section(section: Section) -> str:
     text = f"<p>{escape(section.text)}</p>" if section.text else ""
-    parts = "".join(_figure(part) if isinstance(part, Plot) else _table(part) for part in section.parts)
+    several = sum(isinstance(part, Plot) for part in section.parts) > 1
+    parts = "".join(_figure(part, titled=several) if isinstance(part, Plot) else _table(part) for part in section.parts)
     return f"<section><h2>{escape(section.heading)}</h2>{text}{_list(section.notes)}{parts}</section>"
 
 
-def _figure(plot: Plot) -> str:
+def _figure(plot: Plot, titled: bool) -> str:
+    title = f"<h3>{escape(plot.title)}</h3>" if titled else ""
     caption = escape(plot.caption)
-    return f'<figure><div class="scroll">{plot.svg}</div><figcaption>{caption}<details><summary>In words</summary>{escape(plot.alt)}</details></figcaption></figure>'
+    return f'<figure>{title}<div class="scroll">{plot.svg}</div><figcaption>{caption}<details><summary>In words</summary>{escape(plot.alt)}</details></figcaption></figure>'
 
 
 def _table(table: Table) -> str:

@@ -48,7 +48,7 @@ def plan_page(plan: PlanJson, title: str, details: JobDetails | None = None, wor
     return Page(
         title=title,
         answer=answer,
-        why=f"{reason[:1].upper()}{reason[1:]}.",
+        why=f"{reason[:1].upper()}{reason[1:]}.".replace("ρ ", "ρ\N{NO-BREAK SPACE}"),
         words=words,
         tiles=_tiles(plan, details),
         sections=[section for section in _plan_sections(plan, details) if section.parts or section.notes],
