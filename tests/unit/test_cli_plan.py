@@ -232,6 +232,21 @@ def test_the_completion_script_is_valid_and_completes(tmp_path: Path) -> None:
         assert wanted in ran.stdout.split(), (words, ran.stdout, ran.stderr)
 
 
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        (["pla"], ["plan"]),
+        (["plan", "--trainer-n"], ["--trainer-nodes"]),
+        (["completion", "f"], ["fish"]),
+        (["plan", "x.y"], []),
+    ],
+)
+def test_kubectl_completes_the_plugins_words(words: list[str], wanted: list[str]) -> None:
+    code = "from rljob_operator.cli import kubectl_complete; kubectl_complete()"
+    ran = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True)
+    assert ran.stdout.split() == [*wanted, ":0"]
+
+
 def test_an_unknown_shell_is_an_error() -> None:
     result = run("completion", "tcsh")
     assert result.exit_code == 2

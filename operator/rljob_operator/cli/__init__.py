@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import os
+import shlex
 import sys
 from pathlib import Path
 
@@ -78,3 +79,17 @@ def main() -> None:
         completion_command.prepare()
     plugin = Path(sys.argv[0]).name.startswith("kubectl-rljob")
     app(prog_name="kubectl rljob" if plugin else "rljob", complete_var=completion_command.VARIABLE)
+
+
+def kubectl_complete() -> None:
+    """The command ``kubectl_complete-rljob``, which kubectl runs for the words after ``kubectl rljob``: completions, then a directive."""
+    words = sys.argv[1:]
+    os.environ |= {
+        completion_command.VARIABLE: "complete_bash",
+        "COMP_WORDS": shlex.join(["rljob", *words]),
+        "COMP_CWORD": str(len(words)),
+    }
+    try:
+        main()
+    except SystemExit:
+        typer.echo(completion_command.FILES_TOO)

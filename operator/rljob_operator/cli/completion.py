@@ -16,6 +16,9 @@ EXAMPLES = (
 VARIABLE = "_RLJOB_COMPLETE"
 """The variable by which a shell asks the command for completions instead of running it."""
 
+FILES_TOO = ":0"
+"""Tells kubectl to complete names of files where there is nothing else to offer."""
+
 
 class Shell(StrEnum):
     """Shells that can complete the command."""
