@@ -52,11 +52,7 @@ MISSES = {
 }
 """Why a step time is off, by row."""
 
-WRONG_SIDES = {
-    "verl-oso-7b-fsdp2-4r12t": "Near balance: samplers need 458 s for a batch, the trainer 445 s for another, and the wait is 45 s. The "
-    "prediction from the other rows has the samplers a little slower.",
-    "verl-fa-7b-128-stale-0.1": "Between the two sides: the trainer waits for a fifth of the step once the collection of batches is taken off.",
-}
+WRONG_SIDES: dict[str, str] = {}
 """Why a bound side is wrong, by row."""
 
 KIND_NAMES = {
@@ -351,7 +347,8 @@ rule, parallelism. What was measured is kept apart and read only when *another* 
    parts count as well. A family needs three rows.
 3. **Lengths**: where rows state no mean, all rows of the family share one lognormal law that each row's own cap cuts; its median is one more
    unknown, again from the other rows.
-4. The final numbers of asynchronous rows come from the simulator; fits use the closed form, which answers in a millisecond.
+4. The final numbers of asynchronous rows come from the simulator; fits use the closed form, which answers in a millisecond. A trainer that
+   takes its batch in parts (verl's streaming) has a formula of its own: it needs neither a whole batch to begin nor its slowest samples to end.
 
 What the runs need beside the planner's own model is in `planner/rljob_planner/validation/`: a prompt's samples stay on one engine in lock-step
 modes (a hard prompt then makes one engine run a whole group to the end), a colocated trainer is slower by half and moves its optimizer

@@ -50,7 +50,7 @@ class TrainingEfficiency:
     element_bytes_per_s: float
     """Memory bandwidth at which ``element_s`` was measured; it scales with it."""
     offloaded_optimizer_s: float
-    """Seconds per parameter on a GPU where the optimizer lives in host memory."""
+    """Seconds per parameter of a node where the optimizer lives in host memory."""
     colocated_slowdown: float
     """Of a step on GPUs that also hold an engine."""
     offloaded_bytes: float

@@ -8,6 +8,7 @@ from statistics import median
 import pytest
 from jsonschema import Draft202012Validator
 
+from dev.docs import validation as page
 from dev.schemas import schema
 from rljob_planner.validation.cases import packaged
 from rljob_planner.validation.report import validation_json
@@ -28,14 +29,14 @@ def test_step_times_are_right_after_calibration_on_other_rows(found: Validation)
     steps = kind(found, "step_time")
     assert median(steps.calibrated_errors) <= 0.15
     assert sum(e > 0.30 for e in steps.calibrated_errors) <= 5
-    assert max(steps.calibrated_errors) <= 0.60
+    assert max(steps.calibrated_errors) <= 0.45
     assert len(steps.calibrated_errors) >= 60
 
 
 def test_the_bound_side_is_right_where_a_row_states_it(found: Validation) -> None:
     assert kind(found, "bottleneck").correct == kind(found, "bottleneck").sides == 7
     steps = kind(found, "step_time")
-    assert steps.correct >= steps.sides - 1
+    assert steps.correct == steps.sides
     assert steps.sides >= 20
 
 
@@ -49,13 +50,15 @@ def test_throughput_rises_with_the_allowed_staleness_and_flattens(found: Validat
     rows = [r for r in found.rows if r.kind == "throughput"]
     said = [float(r.calibrated) for r in rows if r.calibrated is not None]
     assert said[0] < 0.7 * said[1]
-    assert said[1] < 0.8 * said[2]
+    assert said[1] < 0.8 * max(said[2:])
     assert max(said[2:]) < 1.4 * min(said[2:])
     assert median(kind(found, "throughput").calibrated_errors) <= 0.15
 
 
 def test_only_a_null_field_keeps_a_row_from_being_predicted(found: Validation) -> None:
     for row in found.rows:
+        if row.kind == "serving":
+            continue
         if not row.covered:
             assert "null" in str(row.reason), row
         else:
@@ -74,6 +77,15 @@ def test_the_output_obeys_its_schema(found: Validation) -> None:
     ids = [r["id"] for r in printed["rows"]]
     assert len(ids) == len(set(ids))
     assert printed["summary"]["rows"] == len(ids)
+
+
+def test_every_miss_is_explained_on_the_page(found: Validation) -> None:
+    text = page.text(found)
+    assert text.startswith("<!--")
+    for row in found.rows:
+        if not row.covered:
+            assert row.id in text
+    assert set(page.figures(found)) == {"serving", "step_time", "training"}
 
 
 def test_a_staleness_scenario_has_what_its_row_says() -> None:

@@ -84,7 +84,7 @@ def test_lengths_that_no_row_states_are_found_from_the_others() -> None:
     for row in step_time_rows(measured(unknown, Factors(0.6, 1.3), mean=900.0), lambda _: None):
         assert row.predicted is not None
         assert row.calibrated_error is not None
-        assert row.calibrated_error < 0.2, row
+        assert row.calibrated_error < 0.25, row
 
 
 @pytest.mark.parametrize("index", range(len(CASES)))

@@ -14,8 +14,8 @@ from rljob_planner.simulate import SimulationResult, SimulationStalled, simulate
 from rljob_planner.validation.physics import Factors, Parts, parts_of, simulation_input
 from rljob_planner.validation.setting import ASYNC, Setting
 
-STEPS, FEWEST_STEPS, WARMUP = 30, 16, 6
-"""Periods of a row that are simulated, fewer where a batch is large, and how many of them are left out."""
+STEPS, FEWEST_STEPS, WARMUP = 30, 14, 5
+"""Periods of a row that are simulated, fewer where a batch is large or groups are dropped, and how many of them are left out."""
 SAMPLES = 200_000
 """Samples that a row's simulation should not exceed by much."""
 
@@ -44,7 +44,8 @@ def _run(setting: Setting, lengths: LengthDistribution, factors: Factors) -> Sim
     formula = parts_of(setting, lengths, factors)
     if setting.mode != ASYNC or setting.streamed:
         return Simulated(formula, None)
-    steps = max(FEWEST_STEPS, min(STEPS, SAMPLES // setting.samples))
+    generated = setting.samples * (4 if setting.bound == "drop" else 1)
+    steps = max(FEWEST_STEPS, min(STEPS, SAMPLES // generated))
     inp = simulation_input(setting, lengths, factors, steps=steps, warmup=WARMUP)
     try:
         result = simulate(inp, rho=formula.rho)

@@ -64,12 +64,13 @@ def _row(fields: Mapping[str, Any]) -> Row:
 def micro_batch_s(setup: TrainerSetup, tokens: int, gpus: int, *, lora: bool, offloaded: bool) -> float:
     """Seconds in which every GPU trains one sequence of ``tokens``, the optimizer step included."""
     m, e = setup.model, training_efficiency()
+    nodes = -(-gpus // setup.gpu.gpus_per_node)
     passes = _PASSES_LORA if lora else _PASSES_FULL
     flops = passes * 2.0 * m.active_parameters * tokens + _PASSES_FULL * m.forward_attention_flops(
         tokens, float(tokens) ** 2
     )
     arithmetic_s = flops / (setup.gpu.peak_bf16 * e.arithmetic_share)
-    optimizer_s = e.offloaded_optimizer_s * m.parameters / gpus if offloaded else 0.0
+    optimizer_s = e.offloaded_optimizer_s * m.parameters / nodes if offloaded else 0.0
     return arithmetic_s + tokens * element_s_per_token(setup) + optimizer_s
 
 
