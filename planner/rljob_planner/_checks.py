@@ -13,8 +13,8 @@ from rljob_planner import _state
 if TYPE_CHECKING:
     from rljob_planner.simulate import SimulationInput
 
-MOST_BYTES = 700_000_000
-"""Memory of one simulation: it shall run on a laptop beside everything else."""
+MOST_BYTES = 450_000_000
+"""Memory of one simulation: it shall run on a laptop beside everything else. While it grows it needs half as much again."""
 
 MOST_SAMPLES = 50_000_000
 """Samples that a run may train: some ten seconds of work."""
@@ -133,18 +133,20 @@ def explain(status: int, inp: SimulationInput, world: _state.World) -> None:
     if status == _state.HELD_FOREVER:
         raise SimulationStalled(
             f"{seen}: hold with a maximum staleness of 0 never publishes, because samplers keep starting samples that the "
-            "next version would make stale; allow a staleness of at least 1, or let the queue block admission"
+            "next version would make stale; allow a staleness (staleness.max) of at least 1, or let a full queue block admission "
+            "(queue.overflow: block)"
         )
     if status == _state.TOO_MUCH_WORK:
         raise SimulationStalled(
             f"{seen}: samplers generate so much more than the trainer consumes that the run does not end in reasonable time "
-            f"({waiting} groups wait); bound the queue with overflow block, bound staleness by "
-            "admission, or use fewer samplers"
+            f"({waiting} groups wait); let a full queue block admission (queue.overflow: block), bound staleness by admission "
+            "(staleness.bound), or use fewer samplers"
         )
     if status == _state.NEEDS_ROOM:
         raise SimulationStalled(
             f"{seen}: {waiting} groups wait and {int(st['in_flight'])} samples are in flight, more than fit in "
-            f"{MOST_BYTES // 10**6} MB; give the queue a capacity, cap the samples in flight, or use fewer samplers"
+            f"{MOST_BYTES // 10**6} MB; give the queue a capacity (queue.capacity), cap the samples in flight (inFlight), or use fewer "
+            "samplers"
         )
     raise SimulationStalled(
         f"{seen}: nothing can happen any more; {int(st['queued'])} complete groups wait where a step needs "

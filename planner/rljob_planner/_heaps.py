@@ -85,7 +85,7 @@ def set_smallest(tree: Any, leaf: int, value: Any) -> None:
     tree[leaf] = value
     i = leaf // 2
     while i >= 1:
-        least = min(tree[2 * i], tree[2 * i + 1])
+        least = tree[2 * i + 1] if tree[2 * i + 1] < tree[2 * i] else tree[2 * i]
         if tree[i] == least:
             break
         tree[i] = least
@@ -98,7 +98,7 @@ def set_largest(tree: Any, leaf: int, value: Any) -> None:
     tree[leaf] = value
     i = leaf // 2
     while i >= 1:
-        most = max(tree[2 * i], tree[2 * i + 1])
+        most = tree[2 * i + 1] if tree[2 * i + 1] > tree[2 * i] else tree[2 * i]
         if tree[i] == most:
             break
         tree[i] = most
@@ -110,10 +110,18 @@ def smallest(tree: Any) -> int:
     """The leaf with the smallest value, the first of equals."""
     i, leaves = 1, tree.size // 2
     while i < leaves:
-        i *= 2
-        if tree[i + 1] < tree[i]:
-            i += 1
+        i = 2 * i + int(tree[2 * i + 1] < tree[2 * i])  # without a branch, which could not be foretold
     return int(i)
+
+
+@jit
+def is_tied(tree: Any, leaf: int) -> bool:
+    """Whether another leaf has the smallest value too, besides ``leaf``, which ``smallest`` found."""
+    tied, i = False, leaf
+    while i > 1:
+        tied = tied or tree[i ^ 1] == tree[leaf]
+        i //= 2
+    return tied
 
 
 @jit

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from rljob_planner._environment import visit_environments
-from rljob_planner._heaps import first_leaf, set_smallest, smallest
+from rljob_planner._heaps import first_leaf, is_tied, set_smallest, smallest
 from rljob_planner._jit import jit, machine_code
 from rljob_planner._line import fill
 from rljob_planner._queue import discard, has_fresh_batch, is_stale, pop, release, trim
@@ -202,7 +202,9 @@ def _land_all(w: World, now: float) -> None:
     while w.end_s[1] <= now:
         leaf = smallest(w.end_s)
         land(w, leaf - leaves, now)
-        set_smallest(w.end_s, leaf, np.inf)  # until ``plan`` says better
+        if not is_tied(w.end_s, leaf):
+            return  # ``plan`` will say when its next jump ends
+        set_smallest(w.end_s, leaf, np.inf)
 
 
 @jit

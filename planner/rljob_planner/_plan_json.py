@@ -96,10 +96,10 @@ class ParetoJson(Part):
 class SandboxesJson(Part):
     """What the environments of an agentic job need."""
 
-    needed: float = Field(
-        description="Sandboxes in use at the mean: samples a second times seconds in them."
+    needed: float = Field(description="Sandboxes in use at the mean: samples a second times seconds in them.")
+    unlimited: float | None = Field(
+        description="The same if there were no limit; null unless too few gate the rollout."
     )
-    unlimited: float | None = Field(description="The same if there were no limit; null unless too few gate the rollout.")
     limit: int | None = Field(description="Sandboxes that may run at once; null if there is no limit.")
     wait: float = Field(description="Mean seconds that a sample waits for one, each time that it needs one.")
 

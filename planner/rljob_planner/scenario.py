@@ -245,7 +245,7 @@ class Scenario(Section):
         if slots > MAX_SLOTS:
             return [
                 f"samplers: {self.samplers.replicas} replicas × {self.slots} running samples are more than {MAX_SLOTS} decode "
-                f"slots: {share}"
+                f"slots: write a smaller maxRunning, or {share}"
             ]
         batch = work.prompts_per_step * work.samples_per_prompt
         if batch * self.steps > MOST_SAMPLES:

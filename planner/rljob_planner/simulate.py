@@ -318,7 +318,7 @@ def rates(inp: SimulationInput) -> tuple[float, float]:
     warmup = 2 + int(2 * _most_in_flight(inp) * inp.lengths.tail_multiplier(inp.samples_per_prompt)) // (
         inp.samples_per_prompt
     )
-    measured = max(8 * warmup, 20_000 // inp.samples_per_prompt)
+    measured = max(3 * warmup, 20_000 // inp.samples_per_prompt)
     alone = replace(
         inp,
         mode="async",

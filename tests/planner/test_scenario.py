@@ -196,7 +196,11 @@ def test_errors_of_agentic_jobs_and_lengths_name_the_key(old: str, new: str, mes
 
 
 ABSURD = [
-    ("replicas: 4", "replicas: 1000000000", r"samplers: 1000000000 replicas × 64 .* describe a share of the job"),
+    (
+        "replicas: 4",
+        "replicas: 1000000000",
+        r"samplers: 1000000000 replicas × 64 .* write a smaller maxRunning, or describe a share of the job",
+    ),
     ("promptsPerStep: 16", "promptsPerStep: 0", "workload.promptsPerStep: must be greater than or equal to 1"),
     ("promptsPerStep: 16", "promptsPerStep: 1000000000", r"queue.capacity: .* at least promptsPerStep \(1000000000\)"),
     ("samplesPerPrompt: 8", "samplesPerPrompt: 1000000000", r"inFlight: .* at least samplesPerPrompt \(1000000000\)"),
@@ -242,7 +246,7 @@ def test_a_queue_without_a_limit_simply_grows(slower: float) -> None:
 
 
 def test_a_full_queue_in_front_of_a_trainer_that_hardly_moves_stalls_and_says_so() -> None:
-    with pytest.raises(SimulationStalled, match=r"0 of 300 steps .* bound the queue with overflow block"):
+    with pytest.raises(SimulationStalled, match=r"0 of 300 steps .* let a full queue block admission"):
         simulate_scenario(parse_scenario(TEXT.replace("perStep: 0.5", "perStep: 1.0e+9")))
 
 

@@ -250,7 +250,7 @@ def test_hold_without_staleness_stalls_and_says_why() -> None:
 
 def test_a_run_that_would_take_forever_stops_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_state, "_LEAST_WORK_SAMPLES", 1000)
-    with pytest.raises(SimulationStalled, match=r"bound the queue with overflow block"):
+    with pytest.raises(SimulationStalled, match=r"let a full queue block admission"):
         simulate(replace(PLAIN, train=TrainCost(1e6), bound="drop", max_staleness=0))
 
 
