@@ -127,6 +127,12 @@ def test_two_kinds_cannot_be_compared() -> None:
     assert "compare two of a kind" in result.stderr
 
 
+def test_a_file_that_is_not_there_is_an_error() -> None:
+    result = run("compare", str(SCENARIO), "nowhere.yaml")
+    assert result.exit_code == 2
+    assert result.stderr == "rljob: nowhere.yaml: no such file or directory\n"
+
+
 def test_options_are_for_jobs() -> None:
     result = run("compare", str(SCENARIO), str(SCENARIO), "--nodes", "8x8")
     assert result.exit_code == 2

@@ -166,8 +166,7 @@ class Case:
 
 def case_of(target: str | None, options: Options, found: Found | None = None) -> Case:
     """The case that a user asks for; ends the command with what is wrong. ``found``: the file, where it has been read."""
-    named = None if target is None or Path(target).exists() else _LIVE.fullmatch(target)
-    name = options.live or (named["name"] if named else None)
+    name = options.live or (None if target is None else live_name(target))
     if options.live and target is not None:
         fail("either a FILE or --live NAME: there is one job to plan")
     if target is None and name is None:
@@ -184,6 +183,12 @@ def case_of(target: str | None, options: Options, found: Found | None = None) ->
     from rljob_operator.cli.live import live_case
 
     return _finished(live_case(name, options), options)
+
+
+def live_name(target: str) -> str | None:
+    """The name of the live job that is meant by ``rljob/NAME``; None for a file."""
+    named = None if Path(target).exists() else _LIVE.fullmatch(target)
+    return named["name"] if named else None
 
 
 def fail_planning(source: str, error: PlanningError) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -22,6 +21,7 @@ from rljob_operator.cli.cases import (
     TrainerNodesOption,
     case_of,
     fail_planning,
+    live_name,
 )
 from rljob_operator.cli.console import Output, OutputOption, fail, print_data, print_report, say, with_simulator
 from rljob_operator.cli.documents import Found, Kind, plan_of, recognized
@@ -73,7 +73,7 @@ def compare(
     )
     if a == b == "-":
         fail("stdin can be only one of the two")
-    sides = [recognized(side) if side == "-" or Path(side).exists() else None for side in (a, b)]
+    sides = [None if live_name(side) else recognized(side) for side in (a, b)]
     kinds = [Kind.JOB if side is None else side.kind for side in sides]
     if (kinds[0] is Kind.SCENARIO) != (kinds[1] is Kind.SCENARIO):
         fail(f"{a} holds one {kinds[0].value} and {b} one {kinds[1].value}: compare two of a kind")

@@ -26,6 +26,7 @@ from rljob_operator.cli.cases import (
     TrainerNodesOption,
     case_of,
     fail_planning,
+    live_name,
 )
 from rljob_operator.cli.console import fail, with_simulator
 from rljob_operator.cli.documents import Kind, recognized
@@ -85,7 +86,7 @@ def report(
         context=context,
         job=job,
     )
-    found = None if file is None or live is not None or not (file == "-" or Path(file).exists()) else recognized(file)
+    found = None if file is None or live is not None or live_name(file) else recognized(file)
     if found is None or found.kind is Kind.JOB:
         page = _job_page(case_of(file, options, found))
     elif options != Options():
