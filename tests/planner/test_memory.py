@@ -92,3 +92,19 @@ def test_recomputation_and_tensor_parallelism_save_activations() -> None:
     assert training(recompute="none").activation_bytes > 4 * training().activation_bytes
     assert training(tensor_parallel=2).activation_bytes == pytest.approx(training().activation_bytes / 2)
     assert training(longest_tokens=65536).activation_bytes > 3 * training().activation_bytes
+
+
+def test_a_state_takes_room_by_the_sequence_and_not_by_the_token() -> None:
+    hybrid = engine("Qwen/Qwen3.5-35B-A3B", width=2)
+    short, long = kv_room_tokens(hybrid, 500), kv_room_tokens(hybrid, 50_000)
+    by_token = hybrid.kv_bytes(hybrid.model.full_layers)
+    a_sequence = hybrid.model.state_bytes_per_sequence / 2
+    assert short == pytest.approx(free_bytes_per_gpu(hybrid) / (by_token + a_sequence / 500), rel=1e-3)
+    assert long == pytest.approx(free_bytes_per_gpu(hybrid) / by_token, rel=0.08)
+    assert long > 10 * short
+
+
+def test_experts_in_4_bits_fit_where_16_bits_do_not() -> None:
+    assert kv_room_tokens(engine("openai/gpt-oss-120b", width=2), 1000) == 0
+    assert kv_room_tokens(engine("openai/gpt-oss-120b", width=2, weights="mxfp4"), 1000) > 1_000_000
+    assert kv_room_tokens(engine("openai/gpt-oss-120b", "H200", weights="mxfp4"), 1000) > 500_000

@@ -97,6 +97,19 @@ def test_what_is_excluded_stays_with_its_reason_and_counts_neither_way() -> None
     assert any("queued" in str(r.note) for r in left_out)
 
 
+def test_a_row_that_its_own_curve_contradicts_says_so() -> None:
+    odd = {r.id for r in ROWS if "measured slower than with more requests" in str(r.note)}
+    assert "gpt-oss-120b/h100_sxm/vllm/tp4/1024x8192/bs16" in odd
+    assert len(odd) < 0.05 * len(ROWS)
+
+
+def test_another_engine_than_vllm_is_off_by_a_factor_that_its_other_rows_tell() -> None:
+    sglang = [r for r in ROWS if "/sglang/" in r.family and r.judged]
+    assert all("those of vLLM" in str(r.note) for r in sglang)
+    assert np.mean(errors(sglang)) <= 0.25
+    assert np.mean([r.calibrated_error for r in sglang if r.calibrated_error is not None]) <= 0.07
+
+
 def test_ids_say_what_was_measured() -> None:
     ids = [r.id for r in ROWS]
     assert "qwen3-32b/h100_sxm/vllm/tp2/1024x128/bs8" in ids

@@ -171,9 +171,7 @@ def _curve_rows(curve: Curve, names: dict[str, int]) -> Iterator[Row]:
     except PlanningError as error:
         predicted, reason = [None] * len(curve.rows), str(error)
     for row, ms in zip(curve.rows, predicted, strict=True):
-        notes = [row.excluded] if row.excluded else []
-        if curve.held_out:
-            notes.append("no constant was fitted to this curve")
+        notes = list(_notes(curve, row))
         yield Row(
             id=_unique(curve, row, names),
             kind=KIND,
@@ -185,6 +183,18 @@ def _curve_rows(curve: Curve, names: dict[str, int]) -> Iterator[Row]:
             note="; ".join(notes) or None,
             judged=row.excluded is None,
         )
+
+
+def _notes(curve: Curve, row: MeasuredPoint) -> Iterator[str]:
+    if row.excluded:
+        yield row.excluded
+    if curve.held_out:
+        yield "no constant was fitted to this curve"
+    if not curve.vllm:
+        yield "the packaged constants are those of vLLM"
+    larger = [r for r in curve.rows if r.batch > row.batch and r.excluded is None]
+    if row.excluded is None and any(r.tpot_ms < row.tpot_ms for r in larger):
+        yield "measured slower than with more requests on the same curve"
 
 
 def calibrated(rows: Sequence[Row]) -> list[Row]:
