@@ -77,6 +77,9 @@ def simulation_report(result: SimulationResult, scenario: Scenario, title: str) 
         else ""
     )
     period, staleness = result.period, result.staleness
+    sandboxes = (
+        f"{result.environment_samples:,.1f} in use at the mean; a sample waits {seconds(result.sandbox_wait_s)} for one"
+    )
     facts = [
         ("Period", f"{seconds(period.mean)}  (p10 {seconds(period.p10)}, p50 {seconds(period.p50)}, p90 {seconds(period.p90)})"),
         ("Staleness", f"mean {staleness.mean:.2f}, p95 {staleness.p95:g}, max {staleness.max} versions{limit}"),
@@ -85,6 +88,7 @@ def simulation_report(result: SimulationResult, scenario: Scenario, title: str) 
         ("KV cache", f"{result.kv_utilization:.0%} full, {result.preemptions:,} preemptions"),
         ("Trainer", f"trains {result.trainer_utilization:.0%} of the time"),
         ("Queue", f"mean {result.queue_groups.mean:.1f}, at most {result.queue_groups.max} complete groups; a step takes {work.prompts_per_step}{late}"),
+        *([("Sandboxes", sandboxes)] if result.environment_samples > 0 else []),
         ("Tokens", f"{result.tokens_per_second:,.0f} trained response tokens a second, {result.trained_mean_length:.1f} a sample"),
         ("Waste", f"{result.wasted_tokens:,} response tokens in {result.dropped_groups:,} dropped groups" if result.dropped_groups else "none"),
     ]  # fmt: skip

@@ -74,6 +74,7 @@ def scenario_page(run: Run, scenario: Scenario, title: str) -> Page:
             Tile("Samplers busy", f"{result.sampler_utilization:.0%}", f"{result.mean_running:.0f} samples running"),
             Tile("Trainer trains", f"{result.trainer_utilization:.0%}", "of the time"),
             Tile("Queue", f"{result.queue_groups.mean:.1f}", f"groups in the mean, at most {result.queue_groups.max}"),
+            *_sandbox_tile(result),
             Tile("Throughput", f"{result.tokens_per_second:,.0f}", "trained response tokens a second"),
         ],
         sections=[
@@ -263,6 +264,13 @@ def _over_time(run: Run) -> list[Plot]:
         plots_of_runs.activity(timeline, until_s, inp.max_running, inp.replicas),
         plots_of_runs.queue_depth(timeline, until_s, inp.prompts_per_step),
     ]
+
+
+def _sandbox_tile(result: SimulationResult) -> list[Tile]:
+    if result.environment_samples <= 0:
+        return []
+    waits = f"a sample waits {seconds(result.sandbox_wait_s)} for one"
+    return [Tile("Sandboxes in use", f"{result.environment_samples:,.1f}", waits)]
 
 
 def _balance(result: SimulationResult, mode: str) -> str:

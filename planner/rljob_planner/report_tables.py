@@ -112,9 +112,23 @@ def inputs_table(inp: SimulationInput, mode: str) -> Table:
             ("Staleness", f"bound {inp.bound}, at most {inp.max_staleness}"),
             ("Queue", "no limit" if inp.queue_capacity is None else f"{inp.queue_capacity} groups, {inp.overflow}"),
             ("In flight", cap),
+            *_further(inp),
             ("Steps", f"{inp.steps}, of which {inp.warmup} are left out of the statistics; seed {inp.seed}"),
         ],
     )
+
+
+def _further(inp: SimulationInput) -> list[tuple[str, str]]:
+    """What only some scenarios have."""
+    found: list[tuple[str, str]] = []
+    if inp.turns > 1:
+        limit = "" if inp.sandboxes is None else f", in at most {inp.sandboxes:,} sandboxes"
+        found.append(("Turns", f"{inp.turns}, {seconds(inp.turn_s)} in the environment between two of them{limit}"))
+    if inp.group_correlation > 0:
+        found.append(("Correlation of lengths in a group", f"{inp.group_correlation:g}"))
+    if inp.drift:
+        found.append(("Lengths", ", ".join(f"×{factor:g} at version {version}" for version, factor in inp.drift)))
+    return found
 
 
 def name_of(split: SplitJson) -> str:

@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+import yaml
 from typer.testing import CliRunner, Result
 
 from rljob_operator.cli import app
@@ -173,6 +174,21 @@ def test_a_file_that_only_looks_like_a_plan_is_an_error(tmp_path: Path) -> None:
     result = run("report", str(file))
     assert result.exit_code == 2
     assert "no plan that this version can read" in result.stderr
+
+
+def test_an_agentic_scenario_shows_its_sandboxes(tmp_path: Path) -> None:
+    document = yaml.safe_load((SCENARIO.parent / "async.yaml").read_text(encoding="utf-8"))
+    document["workload"] |= {
+        "environment": {"turns": 4, "secondsPerTurn": 2.0, "sandboxes": 100},
+        "groupCorrelation": 0.5,
+    }
+    document |= {"steps": 60, "warmup": 10}
+    file = tmp_path / "agentic.json"
+    file.write_text(json.dumps(document), encoding="utf-8")
+    html = page(str(file))
+    for words in ("Sandboxes in use", "in at most 100 sandboxes", "Correlation of lengths in a group"):
+        assert words in html
+    assert "100.0 in use at the mean" in run("simulate", str(file)).stdout
 
 
 def test_what_a_user_wrote_is_escaped() -> None:
