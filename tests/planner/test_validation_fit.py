@@ -12,9 +12,9 @@ from rljob_planner.validation.bottleneck import bottleneck_rows
 from rljob_planner.validation.cases import Case, Document, Lengths, StalenessRule
 from rljob_planner.validation.fit import Unknown, fitted
 from rljob_planner.validation.physics import Factors, law_of, law_with_median, parts_of
-from rljob_planner.validation.rows import ABSOLUTE, Row
+from rljob_planner.validation.rows import ABSOLUTE, MATCHED, Row
 from rljob_planner.validation.setting import setting_of
-from rljob_planner.validation.side import MATCHED, ROLLOUT, TRAIN, measured_side
+from rljob_planner.validation.side import ROLLOUT, TRAIN, measured_side, side_of
 from rljob_planner.validation.step_time import step_time_rows
 from rljob_planner.validation.validate import validate
 
@@ -172,6 +172,25 @@ def test_errors_are_relative_or_absolute_and_never_negative() -> None:
 )
 def test_the_bound_side_is_read_from_words_or_from_waiting(said: dict[str, object], side: str | None) -> None:
     assert measured_side(replace(CASES[0], measured=said)) == side
+
+
+def test_next_to_balance_waits_decide() -> None:
+    near = Row(
+        "a", "step_time", "f", 1.0, predicted=1.0, measured_side=MATCHED, predicted_side=ROLLOUT, measured_wait=0.12
+    )
+    assert replace(near, predicted_wait=0.25).correct
+    assert not replace(near, predicted_wait=0.30).correct
+    assert not replace(near, measured_side=TRAIN, predicted_wait=0.2).correct
+    assert [side_of(w) for w in (0.0, 0.1, 0.5)] == [TRAIN, MATCHED, ROLLOUT]
+
+
+@pytest.mark.parametrize("said", ["rollout-bound", "train-bound", "matched", ""])
+def test_a_bound_side_is_predicted_whatever_the_row_measured(said: str) -> None:
+    one = replace(case("one", 8, 8), kind="bottleneck", measured={"bottleneck": said, "trainer_wait_frac": 0.4})
+    other = replace(case("two", 28, 4), kind="bottleneck", measured={"bottleneck": "train-bound"})
+    first = bottleneck_rows([one, other])[0]
+    again = bottleneck_rows([replace(one, measured={}), other])[0]
+    assert (first.predicted, first.calibrated) == (again.predicted, again.calibrated)
 
 
 def test_a_bound_side_is_predicted_from_the_split_alone() -> None:

@@ -28,9 +28,9 @@ from rljob_planner.simulate import TrainCost
 from rljob_planner.validation.cases import Case, Lengths
 from rljob_planner.validation.fit import Unknown, fitted
 from rljob_planner.validation.physics import Factors, law_of, mean_of, simulation_input
-from rljob_planner.validation.rows import Row
+from rljob_planner.validation.rows import MATCHED, Row
 from rljob_planner.validation.setting import ASYNC, Missing, Setting, setting_of
-from rljob_planner.validation.side import MATCHED, ROLLOUT, ROLLOUT_FROM, TRAIN, TRAIN_UNTIL, measured_side
+from rljob_planner.validation.side import ROLLOUT, ROLLOUT_FROM, TRAIN, measured_side
 
 FloatArray = NDArray[np.float64]
 
@@ -39,6 +39,9 @@ _SHARE_OF_CAP = 0.2
 _AGENTIC = re.compile(r"agent|terminal|tool|swe|sandbox|multi-turn|browser", re.IGNORECASE)
 _GENERATED, _IN_ENVIRONMENT, _TRAINED = 0.25, 0.5, 0.5
 _AGENTIC_SHARE_OF_CAP = 0.5
+TRAIN_FROM = 1.1
+"""Rollout over train rate from which on the trainer is the bound side."""
+_MARGIN = 0.1
 _RATIO_VARIES, _SIDE_TOLERANCE, _TIME_TOLERANCE = 0.7, 0.1, 0.08
 
 
@@ -152,19 +155,17 @@ def _row(case: Case, balance: Balance, assumed: str, others: Sequence[tuple[Case
     note = "; ".join(x for x in (assumed, case.notes) if x)
     return replace(
         row,
-        predicted=_side(balance, 1.0, row.measured),
-        calibrated=None if slower is None else _side(balance, slower, row.measured),
+        predicted=_side(balance, 1.0),
+        calibrated=None if slower is None else _side(balance, slower),
         note=f"rollout over train rate {balance.rho / (slower or 1.0):.2f}; {note}",
     )
 
 
-def _side(balance: Balance, slower: float, measured: float | str | None) -> str:
-    _, wait = balance.relative(slower)
+def _side(balance: Balance, slower: float) -> str:
     if balance.lending and balance.rho < slower:
         return MATCHED
-    if measured == MATCHED and wait <= ROLLOUT_FROM and balance.rho / slower <= 1.0 + ROLLOUT_FROM:
-        return MATCHED
-    return ROLLOUT if wait > 0.5 * (ROLLOUT_FROM + TRAIN_UNTIL) else TRAIN
+    ratio = balance.rho / slower
+    return ROLLOUT if ratio <= 1.0 - ROLLOUT_FROM else TRAIN if ratio >= TRAIN_FROM else MATCHED
 
 
 def _slower(others: Sequence[tuple[Case, Balance]]) -> float:
@@ -178,9 +179,9 @@ def _slower(others: Sequence[tuple[Case, Balance]]) -> float:
             if wait is not None and wait > 0 and len(others) > 1:
                 found.append((ratio - math.log(1.0 - min(wait, 0.99))) / _SIDE_TOLERANCE)
             elif side == ROLLOUT or (side == MATCHED and balance.lending):
-                found.append(max(0.0, ratio + math.log1p(TRAIN_UNTIL)) / _SIDE_TOLERANCE)
+                found.append(max(0.0, ratio - math.log(1.0 - ROLLOUT_FROM) + _MARGIN) / _SIDE_TOLERANCE)
             elif side == TRAIN:
-                found.append(min(0.0, ratio - math.log1p(TRAIN_UNTIL)) / _SIDE_TOLERANCE)
+                found.append(min(0.0, ratio - math.log(TRAIN_FROM) - _MARGIN) / _SIDE_TOLERANCE)
             elif side == MATCHED:
                 found.append(ratio / _SIDE_TOLERANCE)
         for (a, first), (b, second) in combinations(others, 2):

@@ -139,18 +139,18 @@ def hand_over_s(setting: Setting) -> float:
 def _streamed(setting: Setting, inp: SimulationInput, update_s: float, forwards_s: float, sync_s: float) -> Parts:
     """A trainer that takes its batch in K parts, with samplers that may run ahead by a share s of a version.
 
-    At a new version s batches are outstanding and one more may start. The trainer needs one batch out of these, so what it takes is all but
-    the slowest: the outstanding ones, which had a head start, and 1 − s of the new ones. It begins with what is complete and ends a K-th of
-    its time after the last part is. Without run-ahead nothing is outstanding, and all wait for the last sample.
+    At a new version s batches are outstanding and one more may start; the trainer needs one batch out of these, so all but the slowest.
+    Its j-th part can begin when, beside what was outstanding, a share j/K − s of the new batch is complete; the parts from there on still
+    have to be trained. Without run-ahead the last part waits for the last sample; with a whole version of it no part waits.
     """
-    ahead = setting.run_ahead
-    needed_s = batch_s(inp, 1.0 - ahead) if ahead < 1.0 else 0.0
+    parts = setting.rule.syncs_every
+    missing = [j / parts - setting.run_ahead for j in range(1, parts + 1)]
     steady = predict(replace(inp, mode=ASYNC, bound="none", queue_capacity=None))
     throughput_s = setting.samples / steady.rollout_rate
-    train_s, parts = update_s + forwards_s + hand_over_s(setting), setting.rule.syncs_every
-    sampling_s = max(throughput_s, needed_s)
-    early_s = sampling_s / parts if ahead == 0 else 0.0
-    period = max(needed_s + train_s / parts, throughput_s, early_s + train_s) + sync_s
+    train_s = update_s + forwards_s + hand_over_s(setting)
+    ready_s = [batch_s(inp, share) if share > 0 else 0.0 for share in missing]
+    period = max(throughput_s, *(t + train_s * (parts - j) / parts for j, t in enumerate(ready_s))) + sync_s
+    sampling_s = max(throughput_s, ready_s[-1])
     wait = period - update_s - forwards_s - sync_s
     return Parts(period, wait, sampling_s, update_s, forwards_s, sync_s, train_s / sampling_s)
 

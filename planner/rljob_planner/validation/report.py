@@ -30,6 +30,10 @@ class RowJson(Part):
     calibrated_error: float | None = Field(ge=0)
     measured_side: str | None = Field(description="rollout, train or matched, where a row with a number states it.")
     predicted_side: str | None
+    measured_wait: float | None = Field(
+        description="Trainer's wait for samples over the period, where the row states it."
+    )
+    predicted_wait: float | None
     correct: bool | None = Field(description="Whether the bound side is the measured one; null: the row states none.")
     covered: bool = Field(description="Whether the row was predicted.")
     judged: bool = Field(description="False: shown, but left out of the means for the reason in note.")
@@ -109,6 +113,8 @@ def _row(r: Row) -> RowJson:
         calibrated_error=r.calibrated_error,
         measured_side=r.measured_side,
         predicted_side=r.predicted_side,
+        measured_wait=r.measured_wait,
+        predicted_wait=r.predicted_wait,
         correct=r.correct,
         covered=r.covered,
         judged=r.judged,

@@ -10,6 +10,10 @@ from dataclasses import dataclass
 
 RELATIVE = "relative"
 ABSOLUTE = "absolute"
+MATCHED = "matched"
+"""Neither side holds the other up."""
+NEAR = 0.15
+"""How far waits may differ, as shares of a period, next to balance."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,9 @@ class Row:
     measured_side: str | None = None
     """The side that a row with a number states beside it: who waits for whom."""
     predicted_side: str | None = None
+    measured_wait: float | None = None
+    """The trainer's wait for samples over the period, 0..1, where the row states it."""
+    predicted_wait: float | None = None
     judged: bool = True
     """False: shown, but left out of the means for the reason in ``note`` (known exclusions)."""
 
@@ -58,13 +65,21 @@ class Row:
 
     @property
     def correct(self) -> bool | None:
-        """Whether the predicted side is the measured one; None where the row states none or was not predicted."""
-        if self.measured_side is not None:
-            return None if self.predicted_side is None else self.predicted_side == self.measured_side
-        said = self.calibrated if self.calibrated is not None else self.predicted
-        if not isinstance(self.measured, str) or said is None:
+        """Whether the predicted side is the measured one; None where the row states none or was not predicted.
+
+        Next to balance, where one of the two is ``matched``, waits that differ by no more than ``NEAR`` count as the same.
+        """
+        measured: float | str | None = self.measured_side
+        said: float | str | None = self.predicted_side
+        if isinstance(self.measured, str):
+            measured, said = self.measured, self.calibrated if self.calibrated is not None else self.predicted
+        if measured is None or said is None:
             return None
-        return said == self.measured
+        if measured == said:
+            return True
+        if MATCHED not in (measured, said) or self.measured_wait is None or self.predicted_wait is None:
+            return False
+        return abs(self.measured_wait - self.predicted_wait) <= NEAR
 
     def _error(self, predicted: float | str | None) -> float | None:
         if not isinstance(predicted, int | float) or not isinstance(self.measured, int | float):

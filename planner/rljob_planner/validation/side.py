@@ -12,13 +12,12 @@ import re
 from rljob_planner.validation.cases import Case
 from rljob_planner.validation.family import measured_period_s, measured_wait_s
 from rljob_planner.validation.physics import Parts
+from rljob_planner.validation.rows import MATCHED
 
-ROLLOUT, TRAIN, MATCHED = "rollout", "train", "matched"
+ROLLOUT, TRAIN = "rollout", "train"
 
 ROLLOUT_FROM, TRAIN_UNTIL = 0.20, 0.05
 """Trainer's wait over the period from which on samplers are the bound side, and until which the trainer is; between them neither."""
-_NEAR = 0.15
-"""How far from the middle a predicted wait may be where neither side was the bound one."""
 
 
 def measured_side(case: Case, collecting_s: float = 0.0) -> str | None:
@@ -34,7 +33,7 @@ def measured_side(case: Case, collecting_s: float = 0.0) -> str | None:
     share = wait_share(case, collecting_s)
     if share is None:
         return None
-    return ROLLOUT if share >= ROLLOUT_FROM else TRAIN if share <= TRAIN_UNTIL else MATCHED
+    return side_of(share)
 
 
 def wait_share(case: Case, collecting_s: float = 0.0) -> float | None:
@@ -51,9 +50,11 @@ def wait_share(case: Case, collecting_s: float = 0.0) -> float | None:
     return None if wait is None or not period else max(0.0, wait - collecting_s) / period
 
 
-def predicted_side(parts: Parts, measured: str | None, collecting_s: float = 0.0) -> str:
-    """The side that a prediction names; ``measured`` matters only where it is neither, which no prediction hits exactly."""
-    share = (parts.wait_s - collecting_s) / parts.period_s
-    if measured == MATCHED and abs(share - 0.5 * (ROLLOUT_FROM + TRAIN_UNTIL)) <= _NEAR:
-        return MATCHED
-    return ROLLOUT if share > 0.5 * (ROLLOUT_FROM + TRAIN_UNTIL) else TRAIN
+def side_of(share: float) -> str:
+    """The bound side, by the trainer's wait over the period."""
+    return ROLLOUT if share >= ROLLOUT_FROM else TRAIN if share <= TRAIN_UNTIL else MATCHED
+
+
+def predicted_wait(parts: Parts, collecting_s: float = 0.0) -> float:
+    """The trainer's wait over the period, 0..1."""
+    return max(0.0, parts.wait_s - collecting_s) / parts.period_s

@@ -17,7 +17,7 @@ from rljob_planner.validation.family import (
 from rljob_planner.validation.physics import hand_over_s, mean_of
 from rljob_planner.validation.rows import Row
 from rljob_planner.validation.setting import SYNC, Missing, Setting, setting_of
-from rljob_planner.validation.side import measured_side, predicted_side
+from rljob_planner.validation.side import measured_side, predicted_wait, side_of, wait_share
 from rljob_planner.validation.simulated import Simulated, simulated
 
 
@@ -100,13 +100,16 @@ def _row(o: Outcome) -> Row:
     best = o.calibrated or o.plain
     collecting_s = hand_over_s(o.setting)
     side = None if o.setting.mode == SYNC else measured_side(case, collecting_s)
+    waits = predicted_wait(best.parts, collecting_s)
     return replace(
         row,
         predicted=o.plain.parts.period_s,
         calibrated=None if o.calibrated is None else o.calibrated.parts.period_s,
         note=_note(o),
         measured_side=side,
-        predicted_side=None if side is None else predicted_side(best.parts, side, collecting_s),
+        predicted_side=None if side is None else side_of(waits),
+        measured_wait=None if side is None else wait_share(case, collecting_s),
+        predicted_wait=None if side is None else waits,
     )
 
 
