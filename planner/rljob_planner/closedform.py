@@ -14,12 +14,10 @@ knows: ``ClosedForm.contested`` says so, and how far off it may be.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rljob_planner.lengths import LengthDistribution
 from rljob_planner.renewal import (
@@ -31,16 +29,12 @@ from rljob_planner.renewal import (
     held,
     held_staleness,
     lives_of,
-    rising_root,
+    lives_with_stays,
     starts,
     window_staleness,
 )
-from rljob_planner.simulate import DecodeCost, SimulationInput
-
-FloatArray = NDArray[np.float64]
-
-_ROOT_PRECISION = 1e-7
-"""Relative width of the interval in which a root is found."""
+from rljob_planner.rollout import Samplers, batch_s
+from rljob_planner.simulate import SimulationInput
 
 
 @dataclass(frozen=True)
@@ -96,59 +90,14 @@ def _drifted(
     return replace(lengths, law=None).scaled(factor)
 
 
-class _Samplers:
-    """Rates of the sampler side as a function of the samples that are in flight."""
-
-    def __init__(self, inp: SimulationInput) -> None:
-        self.inp = inp
-        self.mean = inp.lengths.mean()
-        self.context = inp.prompt_tokens + inp.lengths.resident_mean_tokens() - 0.5
-        self.slots = min(float(inp.max_running), max(1.0, inp.kv_tokens / (self.context + 1.0)))
-        """Samples that one replica can run at once."""
-        self.away_s = (inp.turns - 1) * inp.turn_s
-        """Seconds that a sample is in its environment, all turns together; it is in flight there but does not run."""
-
-    def most_in_flight(self) -> float:
-        """Samples in flight when only slots, KV room, sandboxes and the in-flight cap limit them; groups are admitted whole."""
-        room = self.slots * self.inp.replicas
-        if self.away_s > 0.0:
-            served = room / (self.token_s(room) * self.mean)
-            if self.inp.sandboxes is not None:
-                served = min(served, self.inp.sandboxes / self.away_s)
-            room = _root(lambda n: self._served(n) - served, 0.0, room) + served * self.away_s
-        if self.inp.in_flight_cap is None:
-            return room
-        whole = self.inp.in_flight_cap // self.inp.samples_per_prompt * self.inp.samples_per_prompt
-        realised = self.inp.in_flight_cap - 0.5 * (self.inp.samples_per_prompt - 1)
-        return min(room, float(whole), max(realised, 1.0))
-
-    def running(self, in_flight: float) -> float:
-        """Samples of those in flight that run: the others are in their environment."""
-        if self.away_s == 0.0:
-            return in_flight
-        return _root(lambda n: n + self._served(n) * self.away_s - in_flight, 0.0, in_flight)
-
-    def _served(self, running: float) -> float:
-        return running / (self.token_s(running) * self.mean)
-
-    def token_s(self, running: float) -> float:
-        """Seconds of an iteration with ``running`` samples on all replicas together."""
-        n = max(1.0, running / self.inp.replicas)
-        decode = self.inp.decode
-        return decode.iteration_s(n, n * self.context) + n / self.mean * decode.prefill_s_per_sample
-
-    def rate(self, in_flight: float) -> float:
-        """Samples per second with ``in_flight`` samples."""
-        return self._served(self.running(in_flight))
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Steady:
     """What all bounds start from."""
 
     inp: SimulationInput
-    samplers: _Samplers
+    samplers: Samplers
     in_flight: float
+    running: float
     rate: float
     """Samples per second with ``in_flight`` samples while no weights are loaded."""
     token_s: float
@@ -186,25 +135,53 @@ class _Steady:
         """Capacity of the queue in batches."""
         return math.inf if self.inp.queue_capacity is None else self.inp.queue_capacity / self.inp.prompts_per_step
 
+    @cached_property
+    def _usual_lives(self) -> Lives:
+        inp, size = self.inp, self.inp.samples_per_prompt
+        if self._stay_tokens <= 0.0:
+            return lives_of(inp.lengths, size, inp.group_correlation)
+        spread = inp.turn_cv / math.sqrt(inp.turns - 1)
+        return lives_with_stays(inp.lengths, size, inp.group_correlation, self._stay_tokens, spread)
+
+    @cached_property
+    def _stay_tokens(self) -> float:
+        """Tokens of the stays in environments where they vary; waiting for them hardly does."""
+        if self.away_s <= 0.0 or self.inp.turn_cv <= 0.0:
+            return 0.0
+        return round(min(self.away_s, self.samplers.away_s) / self.token_s, 1)
+
+    @cached_property
+    def away_s(self) -> float:
+        """Seconds that a sample in flight does not run: in its environment, and waiting to get into it and back."""
+        return max(0.0, self.in_flight - self.running) / self.rate
+
     def lives(self, token_s: float) -> Lives:
-        lives = lives_of(self.inp.lengths, self.inp.samples_per_prompt, self.inp.group_correlation)
-        # The clock of tokens stands still while weights are loaded, the environment does not.
-        away_s = self.samplers.away_s * (1.0 - min(0.9, self.inp.weight_sync_s / self.free_s))
-        return replace(lives, away_tokens=away_s / token_s) if away_s > 0.0 else lives
+        """Lives where a token takes this long."""
+        if self.away_s <= 0.0:
+            return self._usual_lives
+        return replace(self._usual_lives, away_tokens=self.away_s / token_s - self._stay_tokens)
 
 
 def _asynchronous(inp: SimulationInput) -> ClosedForm:
-    samplers = _Samplers(inp)
+    if inp.turns == 1 or inp.weight_sync_s == inp.decode.recompute_s_per_token == 0.0:
+        return _with(inp, Samplers(inp))
+    # How much of a stay passes while weights are loaded depends on the period, and the period a little on that.
+    first = _with(inp, Samplers(inp))
+    second = _with(inp, Samplers(inp, first.period_s))
+    return replace(second, rho=first.rho, rollout_rate=first.rollout_rate)
+
+
+def _with(inp: SimulationInput, samplers: Samplers) -> ClosedForm:
     batch = inp.prompts_per_step * inp.samples_per_prompt
     step_s = inp.train.step_s(batch, inp.prompt_tokens, inp.lengths)
     train_rate = batch / step_s if step_s > 0 else math.inf
     most = samplers.most_in_flight()
     running = samplers.running(most)
-    alone = samplers.rate(most)
+    alone = samplers.served(running)
     if inp.bound == "admission" and inp.max_staleness == 0:
         at_once = _lock_step(inp)  # a batch starts when the one before it is published: sync, whatever the mode
         return ClosedForm(at_once.period_s, 0.0, alone / train_rate, alone, train_rate, at_once.mean_running)
-    steady = _Steady(inp, samplers, most, alone, samplers.token_s(running), step_s)
+    steady = _Steady(inp, samplers, most, running, alone, samplers.token_s(running), step_s)
     if inp.bound == "drop":
         period, staleness, contested = _dropping(steady)
     elif inp.bound == "hold":
@@ -245,7 +222,7 @@ def _unbounded_staleness(steady: _Steady) -> float:
 
 def _admitting(steady: _Steady) -> tuple[float, float, bool]:
     inp, samplers = steady.inp, steady.samplers
-    most, work = samplers.running(steady.in_flight), steady.batch * samplers.mean
+    most, work = steady.running, steady.batch * samplers.mean
 
     def token_s(every: float) -> float:
         return samplers.token_s(min(work / every, most))
@@ -292,7 +269,7 @@ def _holding(steady: _Steady) -> tuple[float, float, bool]:
     short_s = max(steady.step_s, (1.0 - saved) * steady.free_s)
     lives = steady.lives(token_s)
     short = max(0.0, short_s - inp.weight_sync_s) / token_s
-    cycle = held(lives, steady.in_flight, steady.samplers.mean, ahead, short)
+    cycle = held(lives, steady.in_flight, ahead, short)
     period = cycle * token_s / ahead + inp.weight_sync_s
     if period <= steady.free_s:
         contested = steady.contested or period * CLEARLY > steady.free_s
@@ -310,7 +287,7 @@ def _lock_step(inp: SimulationInput) -> ClosedForm:
     """``sync`` (sample, train, load weights) and ``one-step-off`` (sample beside training, then load weights)."""
     B = inp.prompts_per_step * inp.samples_per_prompt
     step_s = inp.train.step_s(B, inp.prompt_tokens, inp.lengths)
-    samplers, sampling_s = _Samplers(inp), batch_s(inp)
+    samplers, sampling_s = Samplers(inp), batch_s(inp)
     together = max(sampling_s, step_s) if inp.mode == "one-step-off" else sampling_s + step_s
     period = together + inp.weight_sync_s
     return ClosedForm(
@@ -321,42 +298,3 @@ def _lock_step(inp: SimulationInput) -> ClosedForm:
         train_rate=B / step_s if step_s > 0 else math.inf,
         mean_running=min(samplers.slots * inp.replicas, B * samplers.mean * samplers.token_s(B) / period),
     )
-
-
-def batch_s(inp: SimulationInput) -> float:
-    """Seconds in which all replicas sample one batch, from its first token to the end of its longest response.
-
-    While more samples wait than run, slots stay full; then the batch drains: after j tokens those still run whose (remaining)
-    length exceeds j, and iterations get faster as they get fewer. The sum over j stops with the longest response.
-    """
-    lengths, samplers = inp.lengths, _Samplers(inp)
-    B = inp.prompts_per_step * inp.samples_per_prompt
-    per_replica = B / inp.replicas
-    slots = samplers.slots
-    if inp.in_flight_cap is not None:
-        slots = min(slots, inp.in_flight_cap / inp.replicas)
-    edges = np.concatenate([[0.0], lengths.coarse.support_tokens])
-    steps = np.diff(edges)
-    middle = edges[:-1] + 0.5 * (steps - 1.0)
-    survival = lengths.survival(np.floor(middle))
-    full_s = 0.0
-    if per_replica > slots:
-        full_s = (per_replica - slots) * samplers.mean * samplers.token_s(slots * inp.replicas) / slots
-        remaining = np.cumsum((survival * steps)[::-1])[::-1] / samplers.mean
-        survival, per_replica = np.minimum(1.0, remaining), slots
-    n = np.maximum(1.0, per_replica * survival)
-    alive = 1.0 - (1.0 - np.minimum(1.0, survival)) ** (per_replica * inp.replicas)
-    prefill_s = inp.decode.prefill_s_per_sample * B / inp.replicas
-    token_s = _iteration_s(inp.decode, n, n * (inp.prompt_tokens + middle))
-    return full_s + prefill_s + float(np.sum(steps * alive * token_s))
-
-
-def _iteration_s(decode: DecodeCost, n: FloatArray, resident: FloatArray) -> FloatArray:
-    at = np.arange(len(decode.fixed_s))
-    fixed, memory, compute = (np.interp(n, at, table) for table in (decode.fixed_s, decode.memory_s, decode.compute_s))
-    bound = np.maximum(memory + decode.memory_s_per_token * resident, compute + decode.compute_s_per_token * resident)
-    return np.asarray(fixed + bound)
-
-
-def _root(rising: Callable[[float], float], low: float, high: float) -> float:
-    return rising_root(rising, low, high, _ROOT_PRECISION)

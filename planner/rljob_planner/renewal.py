@@ -17,14 +17,20 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from statistics import NormalDist
 
 import numpy as np
 
-from rljob_planner.laws import FloatArray
+from rljob_planner.laws import FloatArray, joint_below, normal_cdf
 from rljob_planner.lengths import LengthDistribution
 
 CLEARLY = 1.25
 """Ratio of two limits from which on the weaker one can be forgotten."""
+_STAYS = np.array(
+    [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.87, 0.92, 0.955, 0.975, 0.987, 0.994, 0.998, 0.9993, 0.9998, 1.0]
+)
+"""Quantiles between which a stay is taken at its mean, finer where the longest of a group come from."""
+_NORMAL = NormalDist()
 _ROUNDS = 40
 _WINDOW = 4
 """Ages that stand for those of a batch."""
@@ -77,6 +83,33 @@ class Lives:
 def lives_of(lengths: LengthDistribution, group_size: int, correlation: float) -> Lives:
     """Lives in tokens of samples of these lengths, a group living as long as its longest."""
     return Lives(Survival(lengths.coarse), Survival(lengths.longest_of(group_size, correlation)))
+
+
+@lru_cache(maxsize=64)
+def lives_with_stays(
+    lengths: LengthDistribution, group_size: int, correlation: float, away_tokens: float, spread: float
+) -> Lives:
+    """Lives of samples that are in their environment for ``away_tokens`` in the mean, with ``spread`` as deviation over mean.
+
+    The stays of a sample add up to about a lognormal (Fenton and Wilkinson), independent of its length. What makes samples of
+    one prompt alike is their lengths, so their lives are correlated by as much less as lengths make up of their variance.
+    """
+    sigma = math.sqrt(math.log1p(spread * spread))
+    edges = np.array([_NORMAL.inv_cdf(float(p)) for p in _STAYS[1:-1]])
+    below = np.concatenate([[0.0], normal_cdf(edges - sigma), [1.0]])
+    chance = np.diff(_STAYS)
+    stays = away_tokens * np.diff(below) / chance
+    tokens = lengths.coarse.support_tokens[:: max(1, len(lengths.coarse.support_tokens) // 100)]
+    at = np.unique(np.rint(np.add.outer(tokens, stays)).ravel())
+    at = np.unique(np.append(at[:: max(1, len(at) // 500)], np.rint(tokens[-1] + stays[-1]) + 1.0))
+    alone = Survival(lengths.coarse)
+    cumulative = sum(p * (1.0 - alone.left(at - s)) for p, s in zip(chance.tolist(), stays.tolist(), strict=True))
+    below_at = np.append(np.asarray(cumulative)[:-1], 1.0)
+    of_lengths = (lengths.cv() * lengths.mean()) ** 2
+    alike = correlation * of_lengths / max(1e-12, of_lengths + (spread * away_tokens) ** 2)
+    whole = LengthDistribution(at.astype(np.int64), below_at, int(at[-1]))
+    group = LengthDistribution(at.astype(np.int64), joint_below(below_at, group_size, alike), int(at[-1]))
+    return Lives(Survival(whole), Survival(group))
 
 
 @dataclass(frozen=True)
@@ -255,7 +288,7 @@ def _ceiling_area(y: FloatArray) -> FloatArray:
     return whole * (whole + 1.0) * 0.5 + (y - whole) * (whole + 1.0)
 
 
-def held(lives: Lives, in_flight: float, mean: float, ahead: int, shortest: float) -> float:
+def held(lives: Lives, in_flight: float, ahead: int, shortest: float) -> float:
     """Tokens of ``ahead`` periods where a version is published only when no sample is unfinished that would be staler.
 
     What was in flight at a publication must be finished ``ahead`` publications later, so that many periods last at least as
@@ -266,7 +299,7 @@ def held(lives: Lives, in_flight: float, mean: float, ahead: int, shortest: floa
     The samples that start in the short periods must be finished a little after the cycle. Counted as part of it they make it
     too long, since what they delay delays nothing else; left out, too short. The cycle is taken half-way.
     """
-    life = lives.sample
+    life, mean = lives.sample, lives.sample.mean
     left = np.concatenate([[0.0], life.tokens])
     started = in_flight / (mean + lives.away_tokens)
     now = life.area(left)
