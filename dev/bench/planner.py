@@ -1,7 +1,7 @@
 """How fast the planner is, and where its time goes: ``python -m dev.bench.planner [-o json]``.
 
 Every number is measured in this run on this machine, the pure-Python simulator's included: a ratio of two numbers from
-different days says nothing. What a user waits for is a fresh process, so that is timed too, with machine code in numba's cache
+different days says nothing. Where other work shares the machine, wall time says more about that; so CPU time and the load stand beside it. What a user waits for is a fresh process, so that is timed too, with machine code in numba's cache
 as after an installation. Each search is timed in a process of its own, so that its memory is its own, and its code is loaded first.
 
 The jobs are one mixture of experts and one dense model under each staleness bound. They grow with their budget: a job of 4096 GPUs
@@ -24,37 +24,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dev.bench.simulator import seconds, simulation_speed
+
 if TYPE_CHECKING:
     from rljob_planner.api.spec import RLJobSpec
-    from rljob_planner.simulate import SimulationInput
+    from rljob_planner.outcome import Plan
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLES = ROOT / "crds" / "samples"
 
 BOUNDS = ("admission", "none", "hold", "drop")
 MODELS = ("Qwen/Qwen3-30B-A3B", "Qwen/Qwen3-8B")
-
-SCENARIO: dict[str, Any] = {
-    "mode": "async",
-    "samplers": {
-        "replicas": 4,
-        "maxRunning": 64,
-        "kvTokens": 400_000,
-        "decode": {"perStep": 0.010, "perSample": 2.0e-5, "perContextToken": 1.0e-8},
-    },
-    "trainer": {"perStep": 0.5, "perToken": 1.0e-5},
-    "weightSync": 0.2,
-    "workload": {
-        "promptsPerStep": 16,
-        "samplesPerPrompt": 8,
-        "promptTokens": 200,
-        "responseTokens": {"lognormal": {"median": 300, "sigma": 0.8, "max": 4000}},
-    },
-    "staleness": {"bound": "none"},
-    "queue": {"capacity": 32, "overflow": "drop-oldest"},
-    "inFlight": 256,
-}
-"""The scenario whose speed is the headline: four replicas, a bounded queue, lengths with a tail."""
 
 
 @dataclass(frozen=True)
@@ -101,84 +81,6 @@ def job(gpus: int, model: str, bound: str) -> RLJobSpec:
     )
 
 
-def seconds(work: Callable[[], object], times: int = 3) -> float:
-    """The shortest wall time of a few tries: what else the machine does can only add to it."""
-    found: list[float] = []
-    for _ in range(times):
-        began = time.perf_counter()
-        work()
-        found.append(time.perf_counter() - began)
-    return min(found)
-
-
-def simulation_speed(size: Size) -> dict[str, Any]:
-    """Samples a second of the simulator, and of the plain one on the same scenario."""
-    from dataclasses import replace
-
-    from rljob_planner.scenario import Scenario
-    from rljob_planner.scenario import compile as compile_scenario
-    from rljob_planner.simulate import simulate, warm_up
-
-    warm_up()
-    steps = size.simulated_steps
-    inp = compile_scenario(Scenario.model_validate({**SCENARIO, "steps": steps, "warmup": steps // 10}))
-    short = replace(inp, steps=size.reference_steps, warmup=size.reference_steps // 3)
-    batch = inp.prompts_per_step * inp.samples_per_prompt
-    began = time.perf_counter()
-    plain_period_s = reference_period_s(short)
-    plain_speed = short.steps * batch / (time.perf_counter() - began)
-    period_s = simulate(short, rho=1.0).period.mean
-    speed = inp.steps * batch / seconds(lambda: simulate(inp, rho=1.0))
-    return {
-        "samplesPerSecond": speed,
-        "tokensPerSecond": speed * inp.lengths.mean(),
-        "obviousSamplesPerSecond": plain_speed,
-        "speedup": speed / plain_speed,
-        "obviousPeriodDifference": abs(period_s / plain_period_s - 1.0),
-    }
-
-
-def reference_period_s(inp: SimulationInput) -> float:
-    """Mean period by the plain simulator of the tests, which goes iteration by iteration."""
-    import numpy as np
-
-    from tests.planner.reference import Job, Reference
-
-    groups = np.arange(inp.steps * inp.prompts_per_step * 8)
-    lengths = inp.lengths.sample(inp.seed, groups[:, None], np.arange(inp.samples_per_prompt)[None, :]).tolist()
-    decode, train = inp.decode, inp.train
-
-    def iteration_s(running: int, resident: int) -> float:
-        return decode.iteration_s(running, resident)
-
-    def train_s(batch: list[int]) -> float:
-        return train.per_step_s + train.per_token_s * sum(inp.prompt_tokens + length for length in batch)
-
-    found = Reference(
-        Job(
-            mode=inp.mode,
-            replicas=inp.replicas,
-            max_running=inp.max_running,
-            kv_tokens=inp.kv_tokens,
-            iteration_s=iteration_s,
-            train_s=train_s,
-            weight_sync_s=inp.weight_sync_s,
-            prompts_per_step=inp.prompts_per_step,
-            samples_per_prompt=inp.samples_per_prompt,
-            prompt_tokens=inp.prompt_tokens,
-            length=lambda group, index: int(lengths[group][index]),
-            bound=inp.bound,
-            max_staleness=inp.max_staleness,
-            queue_capacity=inp.queue_capacity,
-            overflow=inp.overflow,
-            in_flight_cap=inp.in_flight_cap,
-            steps=inp.steps,
-            warmup=inp.warmup,
-        )
-    ).run()
-    return float(found.mean_period)
-
-
 def search(gpus: int, model: str, bound: str) -> dict[str, Any]:
     """One full search in this process: its time, and the memory of the process at its peak."""
     from rljob_planner.placement import default_rooms
@@ -188,16 +90,19 @@ def search(gpus: int, model: str, bound: str) -> dict[str, Any]:
     warm_up()
     spec = job(gpus, model, bound)
     rooms = default_rooms(gpus)
+    worked = time.process_time()
     took = seconds(lambda: plan(spec, rooms), times=2)
-    found = plan(spec, rooms)
+    worked = (time.process_time() - worked) / 2
+    where, found = stages(spec, rooms)
     return {
         "gpus": gpus,
         "model": model,
         "bound": bound,
         "seconds": took,
+        "cpuSeconds": worked,
         "peakMiB": peak_mib(),
         "split": found.split.label(),
-        "where": stages(spec, rooms),
+        "where": where,
     }
 
 
@@ -214,8 +119,8 @@ STAGES = {
 """Functions of ``rljob_planner.search`` whose time is told apart."""
 
 
-def stages(spec: RLJobSpec, rooms: Sequence[Any]) -> dict[str, float]:
-    """Seconds of a plan by stage; one that runs inside another counts there."""
+def stages(spec: RLJobSpec, rooms: Sequence[Any]) -> tuple[dict[str, float], Plan]:
+    """Seconds of a plan by stage (one that runs inside another counts there), and the plan."""
     from unittest import mock
 
     from rljob_planner import search as module
@@ -242,9 +147,9 @@ def stages(spec: RLJobSpec, rooms: Sequence[Any]) -> dict[str, float]:
         for function, patched in patches.items():
             stack.enter_context(mock.patch.object(module, function, patched))
         began = time.perf_counter()
-        module.plan(spec, rooms)
+        found = module.plan(spec, rooms)
         whole = time.perf_counter() - began
-    return {**spent, "rest": whole - sum(spent.values())}
+    return {**spent, "rest": whole - sum(spent.values())}, found
 
 
 def peak_mib() -> float:
@@ -272,6 +177,12 @@ def child(code: str, **environment: str) -> str:
     return done.stdout
 
 
+def children_cpu_s() -> float:
+    """CPU seconds of the processes that this one has started and seen end."""
+    times = os.times()
+    return times.children_user + times.children_system
+
+
 def process_speed(size: Size) -> dict[str, Any]:
     """Wall time of ``rljob plan`` as a fresh process, and what of it is start-up."""
     if size.processes == 0:
@@ -281,11 +192,15 @@ def process_speed(size: Size) -> dict[str, Any]:
     for file in sorted(SAMPLES.glob("*.yaml")):
         say(f"rljob plan {file.name}")
         found: list[float] = []
+        worked = children_cpu_s()
         for _ in range(size.processes):
             began = time.perf_counter()
             subprocess.run([*command, str(file)], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
             found.append(time.perf_counter() - began)
-        processes.append({"file": file.name, "seconds": statistics.median(found), "least": min(found)})
+        worked = (children_cpu_s() - worked) / size.processes
+        processes.append(
+            {"file": file.name, "seconds": statistics.median(found), "least": min(found), "cpuSeconds": worked}
+        )
     start = (
         "import time; a = time.perf_counter()\n"
         "import rljob_operator.cli, rljob_planner.api.reading, rljob_planner.search, yaml\n"
@@ -345,10 +260,22 @@ def search_speed(size: Size) -> dict[str, Any]:
 
 def measure(size: Size = FULL) -> dict[str, Any]:
     """All measurements, in seconds and MiB; None: not measured."""
+    load = os.getloadavg()[0]
     say("simulating, fast and plainly")
-    found = simulation_speed(size) | search_speed(size) | process_speed(size) | compile_speed(size)
+    found = (
+        simulation_speed(size.simulated_steps, size.reference_steps)
+        | search_speed(size)
+        | process_speed(size)
+        | compile_speed(size)
+    )
     where = {"import": found["importSeconds"], "load": found["loadSeconds"], **found["where"]}
-    return {**found, "where": where, "python": sys.version.split()[0], "cpus": os.cpu_count()}
+    return {
+        **found,
+        "where": where,
+        "python": sys.version.split()[0],
+        "cpus": os.cpu_count(),
+        "loadBefore": load,
+    }
 
 
 def say(what: str) -> None:
@@ -373,7 +300,10 @@ def table(found: dict[str, Any]) -> str:
         ("compiling the simulator, once", number(found["compileSeconds"])),
         ("loading it from the cache", number(found["cachedLoadSeconds"])),
         *((f"  where: {name}", number(value)) for name, value in found["where"].items()),
-        *((f"rljob plan {p['file']}", number(p["seconds"])) for p in found["planProcesses"]),
+        *(
+            (f"rljob plan {p['file']}", f"{number(p['seconds'])}, {number(p['cpuSeconds'])} of CPU")
+            for p in found["planProcesses"]
+        ),
         *(
             (
                 f"search of {s['gpus']} GPUs, {s['model']}, {s['bound']}",

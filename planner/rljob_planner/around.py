@@ -30,8 +30,8 @@ SWEEP_FACTORS = (0.5, 1.0, 2.0, 4.0, 8.0)
 
 _NUDGE = 1.1
 _MOST_SYNCHRONOUS_STEPS = 40
-_CLOSE = 0.03
-"""Share of the period by which the formulas may err between two lock-step splits or two lengths' front runners."""
+_CLOSE, _NEAR = 0.03, 0.02
+"""Share of the period by which the formulas may err between two lock-step splits, and between the front runners at another length."""
 _FEW_COUNTS = 8
 """Trainer counts that a pass over another length looks at."""
 _PARETO_CAPS = (0.75, 0.5, 0.33, 0.22, 0.15)
@@ -128,8 +128,8 @@ def length_sweep(race: Race, space: Space, best: Evaluation) -> tuple[SweepPoint
             ]
         except PlanningError:
             continue
-        close = [s for s in ahead if other.cost_of(s) <= other.cost_of(ahead[0]) * (1.0 + _CLOSE)]
-        quick = [other.within_limit(s.split, quick_steps(job)) for s in close]
+        close = [s for s in ahead if other.cost_of(s) <= other.cost_of(ahead[0]) * (1.0 + _NEAR)]
+        quick = [other.within_limit(s.split, quick_steps(job) * 3 // 4) for s in close]
         if quick and not min(quick, key=other.rank).reason:
             winner = min(quick, key=other.rank)
             found.append(SweepPoint(factor, winner.split, winner.period_s, job.lengths.mean()))
