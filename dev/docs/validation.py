@@ -278,8 +278,13 @@ def _sides(found: Validation) -> str:
             raise AssertionError(f"the bound side of {r.id} is wrong and dev/docs/validation.py does not say why")
         measured = r.measured_side or str(r.measured)
         predicted = r.predicted_side or str(r.calibrated or r.predicted)
-        rows.append((r.id, measured, predicted, "" if r.correct else f"**wrong.** {WRONG_SIDES[r.id]}"))
-    return table(("row", "measured", "predicted", ""), rows)
+        wrong = "" if r.correct else f"**wrong.** {WRONG_SIDES[r.id]}"
+        rows.append((r.id, measured, _share(r.measured_wait), predicted, _share(r.predicted_wait), wrong))
+    return table(("row", "measured", "wait", "predicted", "wait", ""), rows)
+
+
+def _share(wait: float | None) -> str:
+    return "" if wait is None else percent(wait)
 
 
 def _unpredicted(found: Validation) -> str:
@@ -365,7 +370,8 @@ software paths, and lengths drift while a model learns, by a factor of two withi
 
 SIDES = """\
 The trainer's wait for samples over the period decides, measured and predicted alike: from 20 % on samplers hold the run up, up to 5 % the
-trainer does, between them neither. Rows that name the side are believed. What a streaming trainer spends on collecting its batch is no wait."""
+trainer does, between them they match. Rows that name the side are believed. What a streaming trainer spends on collecting its batch is no
+wait. Next to balance, where measured or predicted side is "matched", waits that are no more than a fifth of a period apart count as the same."""
 
 STALENESS = """\
 Six runs of Applied Compute. A scenario with the stated concurrency, batch, queue, tail and balance is simulated; the concurrency that is realised

@@ -178,8 +178,8 @@ def test_next_to_balance_waits_decide() -> None:
     near = Row(
         "a", "step_time", "f", 1.0, predicted=1.0, measured_side=MATCHED, predicted_side=ROLLOUT, measured_wait=0.12
     )
-    assert replace(near, predicted_wait=0.25).correct
-    assert not replace(near, predicted_wait=0.30).correct
+    assert replace(near, predicted_wait=0.30).correct
+    assert not replace(near, predicted_wait=0.35).correct
     assert not replace(near, measured_side=TRAIN, predicted_wait=0.2).correct
     assert [side_of(w) for w in (0.0, 0.1, 0.5)] == [TRAIN, MATCHED, ROLLOUT]
 

@@ -12,7 +12,7 @@ RELATIVE = "relative"
 ABSOLUTE = "absolute"
 MATCHED = "matched"
 """Neither side holds the other up."""
-NEAR = 0.15
+NEAR = 0.20
 """How far waits may differ, as shares of a period, next to balance."""
 
 
@@ -79,7 +79,7 @@ class Row:
             return True
         if MATCHED not in (measured, said) or self.measured_wait is None or self.predicted_wait is None:
             return False
-        return abs(self.measured_wait - self.predicted_wait) <= NEAR
+        return bool(abs(self.measured_wait - self.predicted_wait) <= NEAR)
 
     def _error(self, predicted: float | str | None) -> float | None:
         if not isinstance(predicted, int | float) or not isinstance(self.measured, int | float):

@@ -57,4 +57,4 @@ def side_of(share: float) -> str:
 
 def predicted_wait(parts: Parts, collecting_s: float = 0.0) -> float:
     """The trainer's wait over the period, 0..1."""
-    return max(0.0, parts.wait_s - collecting_s) / parts.period_s
+    return float(max(0.0, parts.wait_s - collecting_s) / parts.period_s)

@@ -103,8 +103,8 @@ def _row(o: Outcome) -> Row:
     waits = predicted_wait(best.parts, collecting_s)
     return replace(
         row,
-        predicted=o.plain.parts.period_s,
-        calibrated=None if o.calibrated is None else o.calibrated.parts.period_s,
+        predicted=float(o.plain.parts.period_s),
+        calibrated=None if o.calibrated is None else float(o.calibrated.parts.period_s),
         note=_note(o),
         measured_side=side,
         predicted_side=None if side is None else side_of(waits),

@@ -68,7 +68,7 @@ def _row(setting: Setting, others: Sequence[Setting]) -> Row:
 
 def _tokens_per_s(setting: Setting, known: Learned) -> float:
     law = known.law(setting)
-    return tokens(setting, law.mean()) / simulated(setting, law, known.factors).parts.period_s
+    return float(tokens(setting, law.mean()) / simulated(setting, law, known.factors).parts.period_s)
 
 
 def tokens(setting: Setting, mean_tokens: float) -> float:
