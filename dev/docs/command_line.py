@@ -143,6 +143,8 @@ def _cell(help: str | None) -> str:  # noqa: A002
 
 
 def _default(info: OptionInfo, default: Any) -> str:
-    if default in (None, False, inspect.Parameter.empty) or not info.show_default:
+    if default is inspect.Parameter.empty:
+        return "required"
+    if default is None or default is False or not info.show_default:
         return ""
     return f"`{getattr(default, 'value', default)}`"

@@ -270,9 +270,9 @@ def _decode_step() -> str:
 
 What samplers deliver is *b*/τ(*b*): running samples over the time of one step. The model of τ is a roofline with the overheads that a bare roofline forgets:
 
-> τ(b) = max( weights / (MBU·bandwidth), 2·N·b / (MFU·peak) ) + KV·b·c / (MBU·bandwidth) + layers·c_layer + c_step + b·c_req + what moves between the products
+> τ(b) = max( weights / (MBU·bandwidth), 2·N·b / (MFU·peak) ) + KV·b·c / (MBU·bandwidth) + L·c_layer + c_step + b·c_sample + what moves between the products
 
-with N parameters and c the mean context of a running sample. For {gpu.name}: MBU {e.mbu:g}, MFU {e.mfu:g}, c_layer {number(1e6 * e.layer_s, 3)} µs, c_step {number(1e3 * e.step_s, 3)} ms, c_req {number(1e6 * e.request_s, 3)} µs, fitted to published vLLM runs and kept with their
+with N parameters, L layers and c the mean context of a running sample. For {gpu.name}: MBU {number(e.mbu, 2)}, MFU {number(e.mfu, 2)}, c_layer {number(1e6 * e.layer_s, 2)} µs, c_step {number(1e3 * e.step_s, 2)} ms, c_sample {number(1e6 * (e.request_s + job.model.layers * gpu.kernels.sample_layer_s), 2)} µs, fitted to published vLLM runs and kept with their
 source in [hardware.yaml](../planner/rljob_planner/data/hardware.yaml). The context is not mean length / 2: a long response is seen running for longer, so the mean of what is resident is E[L²]/(2·E[L]), here {number(d.context_tokens, 3)} tokens with the prompt.
 
 | running samples | 1 | {full} | {many} |

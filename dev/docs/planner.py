@@ -6,7 +6,7 @@ from dev.docs import samples, tradeoffs
 from dev.docs.example import ROOT
 from dev.docs.page import number, page, percent, table
 from rljob_planner.evaluation import SLICE_SAMPLES
-from rljob_planner.hardware import gpu, memory_constants, training_constants
+from rljob_planner.hardware import gpu, memory_constants, routing_skew, training_constants
 from rljob_planner.outcome import RATIO_VARIANCE
 from rljob_planner.race import QUICK_MARGIN, SCREEN_MARGIN, UNSURE_MARGIN
 from rljob_planner.search import UNCALIBRATED_ERROR
@@ -65,6 +65,8 @@ def _decode() -> str:
                 f"{number(1e6 * e.layer_s, 2)} µs",
                 f"{number(1e3 * e.step_s, 2)} ms",
                 f"{number(1e6 * e.request_s, 2)} µs",
+                f"{number(1e6 * k.sample_layer_s, 2)} µs",
+                f"{number(1e6 * k.expert_layer_s, 2)} µs",
                 number(k.activation_passes, 2),
                 number(k.expert_mfu, 2),
             )
@@ -77,14 +79,14 @@ One forward pass of one sampler replica with b running samples of mean context c
 >
 > + KV·b·c/(MBU·BW) + attention of the prompts
 >
-> + 2·L·t_allreduce + passes·L·T·hidden·2/BW + L·c_layer + c_step + b·c_req
+> + 2·L·t_allreduce + passes·L·T·hidden·2/BW + L·(c_layer + c_expert) + c_step + b·(c_req + L·c_sample)
 
-- **W**, the bytes of weights that are read, and **N**, the parameters that work per token. Each kind of product is bound by memory or by arithmetic on its own. Of a mixture of experts only those are read that some token visits: E·(1 − (1 − K/E)^T) of E in expectation, K per token.
+- **W**, the bytes of weights that are read, and **N**, the parameters that work per token. Each kind of product is bound by memory or by arithmetic on its own. Of a mixture of experts only those are read that some token visits, Σ 1 − (1 − pᵢ)^T in expectation, where the popularity p of an expert falls with the power {number(routing_skew(), 1)} of its rank.
 - **KV**, the bytes of a token in the cache, from KV heads, or from the latent of MLA; layers with a sliding window hold at most the window.
 - **Prefill**: each prompt once a group, since a prefix cache serves the others.
-- **The last line** is what a roofline forgets: all-reduces, norms and residuals between the products, kernel launches per layer, scheduling and sampling per step and per request. Without it a small model comes out nearly twice too fast.
+- **The last line** is what a roofline forgets: all-reduces, norms and residuals between the products, kernel launches per layer, routing in a layer with experts, scheduling and sampling per step and per sample. Without it a small model comes out nearly twice too fast.
 
-{table(("constants", "MBU", "MFU", "c_layer", "c_step", "c_req", "passes", "MFU of experts"), rows)}
+{table(("", "MBU", "MFU", "c_layer", "c_step", "c_req", "c_sample", "c_expert", "passes", "MFU of experts"), rows)}
 
 They stand with their sources in [hardware.yaml]({MODULES}/data/hardware.yaml), fitted to published vLLM curves over many models and widths at once, never to one case. `rljob calibrate` replaces them by those of your engine.
 For a given b everything is linear in the resident tokens b·c. That is what lets the simulation jump over thousands of iterations without an error."""
