@@ -112,6 +112,7 @@ def test_a_model_without_name_or_size_is_an_error() -> None:
         ("H100 FP8", "h100-sxm-80gb", "fp8", False),
         ("H200 (trainer; generator 192 GPUs)", "h200-sxm-141gb", None, False),
         ("4x8, GPU type not stated", REFERENCE_GPU, None, True),
+        ("8xH100", "h100-sxm-80gb", None, False),
         ("an accelerator of 2031", REFERENCE_GPU, None, True),
     ],
 )
@@ -151,8 +152,16 @@ def test_knobs_become_rules(change: dict[str, str], mode: str, bound: str, ahead
     assert (setting.mode, setting.bound, setting.run_ahead) == (mode, bound, ahead)
 
 
-@pytest.mark.parametrize("field", ["model", "gpu", "rollout_gpus", "train_gpus", "placement", "prompts_per_step"])
+@pytest.mark.parametrize("field", ["model", "gpu", "rollout_gpus", "train_gpus", "placement"])
 def test_a_null_field_is_the_reason(field: str) -> None:
     lines = [f"  {field}: null" if line.strip().startswith(f"{field}:") else line for line in ROW.splitlines()]
     with pytest.raises(Missing, match=field):
         setting_of(parse("\n".join(lines), "x").cases[0])
+
+
+def test_what_follows_from_other_fields_need_not_be_stated() -> None:
+    colocated = ROW.replace("rollout_gpus: 8", "rollout_gpus: null").replace("train_gpus: 8", "train_gpus: null")
+    setting = setting_of(parse(colocated.replace("disaggregated", "colocated"), "x").cases[0])
+    assert setting.replicas * setting.engine.tensor_parallel == setting.trainer.gpus == 16
+    samples = setting_of(parse(ROW.replace("prompts_per_step: 64", "prompts_per_step: null"), "x").cases[0])
+    assert samples.samples == 512

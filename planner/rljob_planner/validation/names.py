@@ -55,8 +55,7 @@ def shape_of(text: str) -> Named[ModelShape]:
     if len({total for total, _ in sizes}) == 1:
         total, active = sizes[0]
         shape = _of_size(text, float(total) * 1e9, float(active) * 1e9 if active else None)
-        exact = abs(math.log(shape.parameters / (float(total) * 1e9))) <= _SAME_SIZE and shape.name in model_names()
-        how = "taken" if exact else "widened to the sizes in its name"
+        how = "taken" if shape == model(shape.name) else "widened to the sizes in its name"
         return Named(shape, precision, f"the shape of {text} is not packaged: {shape.name}, {how}")
     near = [] if sizes else difflib.get_close_matches(text.lower(), _short_names(), n=1, cutoff=0.55)
     if not near:
@@ -87,7 +86,7 @@ def _precision(text: str) -> str | None:
 
 def _variants(text: str) -> Iterator[str]:
     """The name as it stands, without what is in brackets or after a comma, without formats, in dashes, word by word less."""
-    bare = re.sub(r"\(.*?\)|,.*$", "", text).strip()
+    bare = re.sub(r"\(.*?\)|,.*$|^\s*(\d+\s*x\s*)+(?=[a-zA-Z])", "", text).strip()
     plain = re.sub(r"[-\s]*\b(fp8|bf16|fp16|base|instruct|sft)\b", "", bare, flags=re.IGNORECASE).strip()
     seen: set[str] = set()
     for name in (text, bare, plain):

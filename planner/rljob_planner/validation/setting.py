@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from rljob_planner.errors import PlanningError
 from rljob_planner.hardware import Gpu
 from rljob_planner.memory import kv_room_tokens
 from rljob_planner.models import ModelShape
@@ -23,6 +22,8 @@ from rljob_planner.validation.names import gpu_of, shape_of
 
 PROMPT_TOKENS = 200
 """Prompt length where none is stated: mathematics problems, which most rows train on, have 100 to 300 tokens."""
+_USUAL_GROUP = 8
+"""Samples of a prompt where only their number in a batch is stated."""
 _LEAST_RUNNING_PER_REPLICA = 8
 _MOST_TENSOR_PARALLEL = 64
 
@@ -85,6 +86,7 @@ def setting_of(case: Case, *, defaults: Case | None = None) -> Setting:
 
     ``defaults`` fills fields that a kind of row does not need stated (a bound side does not hang on the batch).
     """
+    case = _completed(case)
 
     def get(name: str) -> object:
         value = getattr(case, name)
@@ -140,6 +142,16 @@ def setting_of(case: Case, *, defaults: Case | None = None) -> Setting:
         mini_batch=_mini_batch(case, _count(get("group_size"))),
         notes=tuple(notes),
     )
+
+
+def _completed(case: Case) -> Case:
+    """The row with what follows from its other fields: colocated runs sample and train on all GPUs, samples are prompts times group."""
+    if case.placement is not None and "colocated" in case.placement.lower() and case.n_gpus is not None:
+        case = replace(case, rollout_gpus=case.rollout_gpus or case.n_gpus, train_gpus=case.train_gpus or case.n_gpus)
+    if case.samples_per_step is not None and case.prompts_per_step is None and case.group_size is None:
+        group = math.gcd(case.samples_per_step, _USUAL_GROUP)
+        case = replace(case, prompts_per_step=case.samples_per_step // group, group_size=group)
+    return case
 
 
 def _mini_batch(case: Case, group: int) -> int | None:
@@ -253,9 +265,3 @@ def _trainer(setup: TrainerSetup, gpus: int, stated: dict[str, int], longest_tok
     if found is None:
         return TrainerSplit(replicas=gpus // pod, gpus_per_replica=pod, dp=gpus, tp=1, pp=1, ep=1)
     return found
-
-
-def require(condition: bool, code: str, message: str) -> None:
-    """Raise a PlanningError where a row contradicts itself."""
-    if not condition:
-        raise PlanningError(code, message)
