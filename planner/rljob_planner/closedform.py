@@ -191,7 +191,10 @@ def _with(inp: SimulationInput, samplers: Samplers) -> ClosedForm:
     else:
         period, staleness, contested = steady.free_s, _unbounded_staleness(steady), steady.contested
     if inp.bound == "admission" or _blocks(steady):
-        running = min(running, batch * samplers.mean * steady.token_s / max(1e-12, period - inp.weight_sync_s))
+        token_s = steady.token_s
+        for _ in range(3):
+            running = min(steady.running, batch * samplers.mean * token_s / max(1e-12, period - inp.weight_sync_s))
+            token_s = samplers.token_s(running)
     return ClosedForm(period, staleness, alone / train_rate, alone, train_rate, running, contested)
 
 
