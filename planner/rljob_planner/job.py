@@ -27,7 +27,7 @@ from rljob_planner.training import TrainerSetup, train_cost, weight_sync_s
 if TYPE_CHECKING:
     from rljob_planner.calibrate import Calibration
 
-MOST_SIMULATED_TURNS = 12
+MOST_SIMULATED_TURNS = 16
 """Turns beyond which several are simulated as one: what counts is how long samples are away, and that they come and go."""
 
 
