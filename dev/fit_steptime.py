@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from rljob_planner.hardware import DecodeEfficiency, Gpu, Kernels
 from rljob_planner.serving import served
 from rljob_planner.steptime import Engine
-from rljob_planner.validation.serving import Curve, packaged_curves
+from rljob_planner.validation.curves import Curve, packaged_curves
 
 FloatArray = NDArray[np.float64]
 

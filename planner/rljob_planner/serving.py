@@ -34,7 +34,10 @@ _CLOSE = 1e-9
 _FULL = 0.95
 """Share of time in prefill from which the wait behind prompts is no longer that of a queue that empties."""
 _WIDEST = 64
-_MOST_TOKENS = 10_000_000
+MOST_TOKENS = 10_000_000
+"""Longest prompt or response that is taken."""
+MOST_REQUESTS = 1_000_000
+"""Most requests in flight that are taken."""
 
 
 @dataclass(frozen=True)
@@ -60,8 +63,8 @@ def checked(engine: Engine, isl: int, osl: int, batches: Sequence[int]) -> None:
         raise PlanningError(
             "DoesNotFit", f"tensor parallelism {width}: the {m.heads} attention heads of {m.name} cannot be divided so"
         )
-    if not 1 <= isl <= _MOST_TOKENS or not 1 <= osl <= _MOST_TOKENS:
-        raise PlanningError("InvalidLengths", f"isl {isl} and osl {osl} must be tokens, from 1 to {_MOST_TOKENS}")
+    if not 1 <= isl <= MOST_TOKENS or not 1 <= osl <= MOST_TOKENS:
+        raise PlanningError("InvalidLengths", f"isl {isl} and osl {osl} must be tokens, from 1 to {MOST_TOKENS}")
     if engine.expert_parallel != 1 and (
         not 1 <= engine.expert_parallel <= width or m.experts % engine.expert_parallel or not m.experts
     ):
@@ -70,10 +73,13 @@ def checked(engine: Engine, isl: int, osl: int, batches: Sequence[int]) -> None:
             f"expert parallelism {engine.expert_parallel}: the {m.experts} experts of a layer of {m.name} cannot be dealt out so to "
             f"{width} GPUs",
         )
-    bad = [b for b in batches if not 1 <= b <= 1_000_000]
-    if bad or not batches:
+    if not batches:
+        raise PlanningError("InvalidBatch", "there is no batch: write numbers of requests in flight, such as 8,16")
+    bad = [b for b in batches if not 1 <= b <= MOST_REQUESTS]
+    if bad:
         raise PlanningError(
-            "InvalidBatch", f"batch {', '.join(map(str, bad)) or 'list'}: write numbers of requests, such as 8,16"
+            "InvalidBatch",
+            f"batch {', '.join(map(str, bad))}: requests in flight are from 1 to {MOST_REQUESTS}, such as 8,16",
         )
     room = kv_room_tokens(engine, isl + osl / 2)
     if room < isl + osl:

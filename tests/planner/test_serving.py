@@ -19,9 +19,10 @@ from rljob_planner.models import model
 from rljob_planner.precision import weight_format
 from rljob_planner.serving import kv_format_of, served, tpot_ms, weight_format_of
 from rljob_planner.steptime import Engine
+from rljob_planner.validation.curves import curves, packaged_curves, packaged_document
 from rljob_planner.validation.rows import Row
 from rljob_planner.validation.served_tables import KIND
-from rljob_planner.validation.serving import calibrated, curves, packaged_curves, packaged_document, serving_rows
+from rljob_planner.validation.serving import calibrated, serving_rows
 
 ROWS = serving_rows(packaged_document())
 HOPPER = [r for r in ROWS if r.judged and "/vllm/" in r.family and r.family.split("/")[1] in ("h100_sxm", "h200_sxm")]

@@ -17,6 +17,7 @@ from typing import Any
 import yaml
 
 from rljob_planner.errors import PlanningError
+from rljob_planner.validation.stated import check_shape
 
 SECTIONS = ("cases", "serving_points", "training_throughput", "weight_sync")
 """Parts of a file that hold rows."""
@@ -135,6 +136,7 @@ def parse(text: str, name: str) -> Document:
         raise PlanningError(
             "InvalidCases", f"{name}: holds no measurements: write a list under {' or '.join(SECTIONS[:2])}"
         )
+    check_shape(raw, name)
     rows = raw.get("cases") or []
     if not isinstance(rows, list):
         raise PlanningError("InvalidCases", f"{name}: cases must be a list of rows, not {type(rows).__name__}")
