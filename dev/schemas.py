@@ -15,6 +15,7 @@ from rljob_planner._calibration_json import CalibrationJson
 from rljob_planner._compare_json import ComparisonJson
 from rljob_planner._diagnosis_json import DiagnosisJson
 from rljob_planner._latency_json import LatencyJson
+from rljob_planner._lengths_json import LengthsJson
 from rljob_planner._plan_json import PlanJson
 from rljob_planner._simulation_json import SimulationJson
 from rljob_planner.scenario import Scenario
@@ -30,6 +31,7 @@ SCHEMAS: dict[str, tuple[type[BaseModel], str]] = {
     "validation": (ValidationJson, "serialization"),
     "comparison": (ComparisonJson, "serialization"),
     "calibration": (CalibrationJson, "validation"),
+    "lengths": (LengthsJson, "serialization"),
     "diagnosis": (DiagnosisJson, "serialization"),
 }
 """File name without its ending → the model, and whether the schema is of what it reads or of what it writes."""

@@ -14,6 +14,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from rljob_planner.length_blocks import job_block, scenario_block
 from rljob_planner.traces import FittedLengths, LengthTrace
 
 _ROWS = 16
@@ -35,8 +36,9 @@ def lengths_report(found: FittedLengths, trace: LengthTrace) -> RenderableType:
         if lines:
             parts += [Text(), Text(title, style="bold")]
             parts += [Padding(Text(f"• {line}", style=style), (0, 0, 0, 2)) for line in lines]
-    for title, block in (("For an RLJob", found.job_block()), ("For a scenario", found.scenario_block())):
-        parts += [Text(), Text(title, style="bold"), Padding(Text(_yaml({"responseTokens": block})), (0, 0, 0, 2))]
+    job = {"responseTokens": job_block(found)}
+    for title, block in (("For workload of an RLJob", job), ("For workload of a scenario", scenario_block(found))):
+        parts += [Text(), Text(title, style="bold"), Padding(Text(_yaml(block)), (0, 0, 0, 2))]
     return Group(*parts)
 
 

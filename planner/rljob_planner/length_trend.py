@@ -36,10 +36,6 @@ class LengthGrowth:
         levels = [level for _, level in self.points]
         return max(levels) / min(levels)
 
-    def to_json(self) -> dict[str, object]:
-        """Factor and points."""
-        return {"factor": self.factor, "points": [list(point) for point in self.points]}
-
 
 def growth_of(tokens: IntArray, steps: IntArray | None) -> LengthGrowth | None:
     """How the mean moves over steps; None where there are no steps, one only, or too few responses for two stages."""

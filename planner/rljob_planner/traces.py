@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -34,6 +34,8 @@ __all__ = [
     "read_lengths",
 ]
 
+CapFrom = Literal["told", "flags", "pile", "longest"]
+
 HISTOGRAM = "histogram"
 ONE_LENGTH = "one length"
 
@@ -47,8 +49,6 @@ _SUPPORTED_BY = 10
 """Responses that a length must be exceeded by to count as seen."""
 _EXTRAPOLATED = 0.2
 _GROWTH = 1.25
-_BLOCK_BINS = 48
-_BLOCK_COUNT = 1_000_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +62,7 @@ class FittedLengths:
     """Largest distance of the cumulative distributions of law and data, 0..1."""
     samples: int
     cap_tokens: int
-    cap_from: str
+    cap_from: CapFrom
     """``told``, ``flags`` of the log, a ``pile`` of equal longest lengths, or ``longest``: no cap is to be seen."""
     cap_share: float
     """Share of the responses that the cap cut, 0..1."""
@@ -84,74 +84,17 @@ class FittedLengths:
     warnings: tuple[str, ...]
     """What the log cannot support, each a sentence."""
 
-    def job_block(self) -> dict[str, Any]:
-        """``workload.responseTokens`` of an RLJob with these lengths."""
-        lengths, cap = self.distribution, self.cap_tokens
-        mean, cv = round(lengths.mean()), round(lengths.cv(), 3)
-        room = 0.97 * (cap / mean - 1.0) if mean else 0.0
-        if self.law in ("lognormal", ONE_LENGTH) and 1 <= mean <= cap and (cv == 0.0 or cv * cv < room):
-            return {"mean": mean, "cv": cv, "max": cap}
-        return {"max": cap, "histogram": self._bins()}
-
-    def scenario_block(self) -> dict[str, Any]:
-        """``workload.responseTokens`` of a scenario with these lengths."""
-        law = self.fits[0].law if self.fits else None
-        median, sigma = getattr(law, "median_tokens", None), getattr(law, "sigma", None)
-        if self.law == "lognormal" and median is not None and sigma is not None:
-            return {"lognormal": {"median": round(median, 1), "sigma": round(sigma, 4), "max": self.cap_tokens}}
-        if self.law == ONE_LENGTH:
-            return {"values": [int(self.distribution.support_tokens[0])]}
-        return {"histogram": self._bins(last=self.cap_tokens)}
-
-    def _bins(self, last: int | None = None) -> list[list[int]]:
-        """[upper edge, count per million], finer towards the longest; what the cap cuts lies in a bin at or beyond it."""
-        lengths = self.distribution
-        levels = [i / _BLOCK_BINS for i in range(1, _BLOCK_BINS)] + [1 - 0.5**k / _BLOCK_BINS for k in range(1, 10)]
-        ends = float(1.0 - lengths.survival(np.array([self.cap_tokens - 1.0]))[0])
-        often = lengths.support_tokens[lengths.probabilities > 1.0 / _BLOCK_BINS].tolist()
-        inner = {lengths.quantile(p * ends) for p in levels} | {*often, *(t - 1 for t in often if t > 1)}
-        inner = {edge for edge in inner if edge < self.cap_tokens}
-        first = int(lengths.support_tokens[0]) - 1
-        edges = [*([first] if first > 0 else []), *inner, max(self.cap_tokens - 1, 1)]
-        # The bin of the cap reaches beyond it where max cuts it off again, and is one token wide where nothing does.
-        end = last if last is not None else 2 * self.cap_tokens
-        edges = [*sorted({edge for edge in edges if edge < end}), end]
-        above = 1.0 - lengths.survival(np.array(edges, dtype=np.float64))
-        counts = np.diff(np.rint(above * _BLOCK_COUNT).astype(np.int64), prepend=0)
-        return [[edge, int(count)] for edge, count in zip(edges, counts, strict=True)]
-
     def to_json(self) -> dict[str, Any]:
         """The fit as the JSON object of ``rljob lengths``."""
-        lengths = self.distribution
-        growth = self.growth
-        return {
-            "samples": self.samples,
-            "law": self.law,
-            "ks": self.ks,
-            "mean": lengths.mean(),
-            "cv": lengths.cv(),
-            "p50": lengths.quantile(0.5),
-            "p90": lengths.quantile(0.9),
-            "p99": lengths.quantile(0.99),
-            "max": self.cap_tokens,
-            "maxFrom": self.cap_from,
-            "capShare": self.cap_share,
-            "seen": {"mean": self.seen_mean, "cv": self.seen_cv, "longest": self.longest},
-            "groupSize": self.group_size,
-            "groupCorrelation": self.group_correlation,
-            "growth": None if growth is None else growth.to_json(),
-            "fits": [{"law": f.name, "bic": f.bic, "ks": f.ks} for f in self.fits],
-            "responseTokens": self.job_block(),
-            "scenarioResponseTokens": self.scenario_block(),
-            "notes": list(self.notes),
-            "warnings": list(self.warnings),
-        }
+        from rljob_planner._lengths_json import lengths_json
+
+        return lengths_json(self)
 
 
 @dataclass(frozen=True)
 class _Cap:
     tokens: int
-    came_from: str
+    came_from: CapFrom
     cut: BoolArray
     """Which responses were cut before they ended."""
     seen_tokens: int
@@ -194,6 +137,7 @@ def fitted(trace: LengthTrace, max_tokens: int | None = None) -> FittedLengths:
 
 def _cap(trace: LengthTrace, tokens: IntArray, told: int | None) -> _Cap:
     longest = int(tokens.max())
+    came_from: CapFrom
     if trace.truncated is not None and trace.truncated.any():
         seen = int(tokens[trace.truncated].max())
         cut, came_from = trace.truncated, "flags"

@@ -13,9 +13,10 @@ import pytest
 
 from rljob_planner.api.spec import ResponseTokens
 from rljob_planner.job import lengths_of
+from rljob_planner.length_blocks import job_block, scenario_block
 from rljob_planner.length_report import lengths_report
 from rljob_planner.lengths import LengthDistribution
-from rljob_planner.scenario import ResponseTokens as ScenarioTokens
+from rljob_planner.scenario_lengths import ResponseTokens as ScenarioTokens
 from rljob_planner.traces import FittedLengths, InvalidTraceError, LengthTrace, fitted, parse_lengths, read_lengths
 
 RNG = np.random.default_rng
@@ -207,7 +208,7 @@ def test_next_to_no_data_is_no_error_but_a_warning(tokens: list[int]) -> None:
     found = fitted(trace(tokens))
     assert warned(found, "say little of the spread")
     assert 1 <= found.distribution.mean() <= 7
-    assert ResponseTokens.model_validate(found.job_block())
+    assert ResponseTokens.model_validate(job_block(found))
     assert lengths_report(found, trace(tokens))
     json.dumps(found.to_json(), allow_nan=False)
 
@@ -244,6 +245,10 @@ def test_growth_over_the_run_is_told_and_is_no_likeness_of_groups() -> None:
     assert found.growth is not None
     assert found.growth.factor == pytest.approx((1 + 187 / 100) / (1 + 12 / 100), rel=0.1)
     assert warned(found, "lengths moved while the log was written")
+    workload = scenario_block(found)
+    assert workload["drift"][0] == [0, pytest.approx(0.56, abs=0.03)]
+    assert workload["drift"][-1] == [175, pytest.approx(1.44, abs=0.06)]
+    assert workload["groupCorrelation"] == pytest.approx(0.0, abs=0.06)
     assert found.group_correlation == pytest.approx(0.0, abs=0.06)
     assert fitted(trace(tokens, steps=np.zeros(step.size, np.int64))).growth is None
 
@@ -264,14 +269,19 @@ def test_growth_that_falls_and_rises_again() -> None:
         np.concatenate([lognormal(6000, 300, 0.4), lognormal(2000, 6000, 0.4, cap=16_000, seed=1)]),
         np.where(np.arange(8000) < 400, 8192, lognormal(8000, 400, 0.7, cap=8192)),
         np.concatenate([RNG(0).integers(90, 110, 4000), RNG(1).integers(900, 4000, 4000), np.full(3000, 2222)]),
+        np.where(
+            np.arange(9000) % 9 < 6,
+            lognormal(9000, 300, 0.4),
+            np.where(np.arange(9000) % 9 == 8, 16_000, lognormal(9000, 4000, 0.4, cap=16_000, seed=1)),
+        ),
         np.full(300, 777),
     ],
-    ids=["lognormal", "two", "loops", "histogram", "equal"],
+    ids=["lognormal", "two", "loops", "histogram", "two and loops", "equal"],
 )
 def test_the_blocks_describe_the_fitted_lengths(tokens: Any) -> None:
     found = fitted(trace(tokens))
-    job = lengths_of(ResponseTokens.model_validate(found.job_block()))
-    scenario = ScenarioTokens.model_validate(found.scenario_block()).distribution()
+    job = lengths_of(ResponseTokens.model_validate(job_block(found)))
+    scenario = ScenarioTokens.model_validate(scenario_block(found)["responseTokens"]).distribution()
     for lengths in (job, scenario):
         assert lengths.cap_tokens == found.cap_tokens
         assert lengths.mean() == pytest.approx(found.distribution.mean(), rel=0.015)

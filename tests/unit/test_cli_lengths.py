@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import jsonschema
 import pytest
 from typer.testing import CliRunner
 
+from dev import schemas
 from rljob_operator.cli import app
 
 RUN = CliRunner()
@@ -27,6 +29,7 @@ def test_json_holds_the_fit_and_the_block_of_a_job(log: Path) -> None:
     result = RUN.invoke(app, ["lengths", str(log), "-o", "json"])
     assert result.exit_code == 0, result.stderr
     found = json.loads(result.stdout)
+    jsonschema.validate(found, schemas.schema("lengths"))
     assert found["law"] == "lognormal"
     assert found["maxFrom"] == "pile"
     assert found["responseTokens"]["max"] == 1000
