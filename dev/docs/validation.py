@@ -349,14 +349,15 @@ rule, parallelism. What was measured is kept apart and read only when *another* 
    says so. RL systems run below what engine and trainer reach alone; the packaged efficiencies of both sides are averages over all families.
 2. **Calibrated**: one factor for the samplers and one for the trainer, fitted by least squares on the logarithms of the *other* rows of
    the family, with a prior that holds them near the average. Where other rows break their step down (update, old log-probabilities, wait), these
-   parts count as well. A family needs three rows.
+   parts count as well. A run whose step time drifted, as its summed times
+   show, counts less. A family needs three rows.
 3. **Lengths**: where rows state no mean, all rows of the family share one lognormal law that each row's own cap cuts; its median is one more
    unknown, again from the other rows.
 4. The final numbers of asynchronous rows come from the simulator; fits use the closed form, which answers in a millisecond. A trainer that
    takes its batch in parts (verl's streaming) has a formula of its own: it needs neither a whole batch to begin nor its slowest samples to end.
 
 What the runs need beside the planner's own model is in `planner/rljob_planner/validation/`: a prompt's samples stay on one engine in lock-step
-modes (a hard prompt then makes one engine run a whole group to the end), a colocated trainer is slower by half and moves its optimizer
+modes (a hard prompt then makes one engine run a whole group to the end), a colocated trainer is slower by a third and moves its optimizer
 state out and in, weights travel in buckets, a rank with the longest sample makes the others wait, and a trainer that collects its batch from a
 queue spends 3 ms a sample on it."""
 

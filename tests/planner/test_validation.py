@@ -28,7 +28,7 @@ def kind(found: Validation, name: str) -> Group:
 def test_step_times_are_right_after_calibration_on_other_rows(found: Validation) -> None:
     steps = kind(found, "step_time")
     assert median(steps.calibrated_errors) <= 0.15
-    assert sum(e > 0.30 for e in steps.calibrated_errors) <= 5
+    assert sum(e > 0.30 for e in steps.calibrated_errors) <= 4
     assert max(steps.calibrated_errors) <= 0.45
     assert len(steps.calibrated_errors) >= 60
 

@@ -10,6 +10,7 @@ import pytest
 
 from rljob_planner.validation.bottleneck import bottleneck_rows
 from rljob_planner.validation.cases import Case, Document, Lengths, StalenessRule
+from rljob_planner.validation.family import drift
 from rljob_planner.validation.fit import Unknown, fitted
 from rljob_planner.validation.physics import Factors, law_of, law_with_median, parts_of
 from rljob_planner.validation.rows import ABSOLUTE, MATCHED, Row
@@ -201,3 +202,11 @@ def test_a_bound_side_is_predicted_from_the_split_alone() -> None:
     )
     assert [r.predicted for r in rows] == [ROLLOUT, TRAIN]
     assert all(r.correct for r in rows)
+
+
+def test_a_run_whose_steps_change_says_less() -> None:
+    steady = replace(CASES[0], measured={"cumulative_time_s": {100: 1000, 200: 2000, 300: 3000}})
+    doubled = replace(CASES[0], measured={"cumulative_time_s": {100: 1000, 200: 3000}})
+    assert drift(steady) == pytest.approx(0.0, abs=1e-9)
+    assert drift(doubled) == pytest.approx(0.5 * np.log(2.0))
+    assert drift(CASES[0]) == 0.0

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -153,12 +154,26 @@ def _steps_summed(case: Case) -> float | None:
     return max(1.0, round(sum(known) / step)) if known and step else None
 
 
+def drift(case: Case) -> float:
+    """How much a run's steps changed while it ran: standard deviation of ln step time, from times summed up to several steps.
+
+    A run whose responses became twice as long has an average step that says little of any length in particular.
+    """
+    summed = case.measured.get("cumulative_time_s")
+    if not isinstance(summed, Mapping):
+        return 0.0
+    points = [(0.0, 0.0), *sorted((float(k), float(v)) for k, v in summed.items())]
+    steps = [(t - s) / (n - m) for (m, s), (n, t) in pairwise(points) if n > m and t > s]
+    return float(np.std(np.log(steps))) if len(steps) > 1 else 0.0
+
+
 def period_deviations(setting: Setting, parts: Parts, law: LengthDistribution) -> list[float]:  # noqa: ARG001 - as the type says
     """How far a prediction is from all that a row measured, in tolerances."""
     case = setting.case
     period = measured_period_s(case)
     if not period:
         return []
+    vague = math.hypot(_PERIOD, drift(case)) / _PERIOD
     found = [math.log(parts.period_s / period) / _PERIOD]
     wait = measured_wait_s(case)
     sampling = case.value("generate_sequences_s", *(("gen_exposed_s", "gen_s") if setting.mode == SYNC else ()))
@@ -173,4 +188,4 @@ def period_deviations(setting: Setting, parts: Parts, law: LengthDistribution) -
     train = case.value("train_time_s")
     if train:
         found.append(math.log(parts.train_s / train) / _PART)
-    return found
+    return [deviation / vague for deviation in found]
