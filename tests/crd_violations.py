@@ -49,6 +49,7 @@ FULL = job(
         "spec.metrics": {"prometheus": "http://prometheus:9090"},
         "spec.staleness.bound": "admission",
         "spec.staleness.ratioVariance": 0.02,
+        "spec.workload.responseTokens.growth": 2.0,
         "spec.workload.environment": {"secondsPerTurn": 2.5, "turns": 4, "cv": 0.5},
         "spec.sandbox": {"maxReplicas": 64},
         "spec/sampler/template/spec/containers/0/resources": {"limits": {"memory": "1Gi"}, "requests": {"cpu": 2}},

@@ -136,6 +136,19 @@ def length_sweep(race: Race, space: Space, best: Evaluation) -> tuple[SweepPoint
     return tuple(found)
 
 
+def mean_period_s(race: Race, found: Evaluation, growth: float | None) -> float:
+    """Mean period of a split over a run in which lengths grow in a line to ``growth`` times those of its start: Simpson's rule."""
+    if growth is None or found.reason:
+        return found.period_s
+    periods_s = [found.period_s]
+    for factor in (0.5 * (1.0 + growth), growth):
+        job = race.job.with_lengths(race.job.lengths.scaled(factor))
+        run = simulated(job, found.split, race.calibration, steps=quick_steps(job), seed=race.seed)
+        periods_s.append(run.period_s)
+    start, middle, end = periods_s
+    return (start + 4.0 * middle + end) / 6.0
+
+
 def pareto(
     race: Race, layouts: Sequence[Screened], best: Split, others: Iterable[Evaluation | None]
 ) -> tuple[ParetoPoint, ...]:

@@ -100,12 +100,16 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class LockStep:
-    """A lock-step alternative to the best asynchronous split."""
+class Run:
+    """The whole run with a split."""
 
     evaluation: Evaluation
+    """The split at the start of the run."""
     run_time: RunTime
     cost: float | None
+    """US dollars, None if a GPU has no known price."""
+    period_s: float
+    """Mean period over the run; that of its start unless lengths are expected to grow."""
 
 
 @dataclass(frozen=True)
@@ -160,7 +164,7 @@ class Plan:
     """Of the best asynchronous split, seconds."""
     cost: float | None
     """US dollars for the remaining steps, None if a GPU has no known price."""
-    lock_steps: Mapping[str, LockStep]
+    lock_steps: Mapping[str, Run]
     """By mode, ``sync`` and ``one-step-off``: the best of each; one that is impossible or was not asked for is not there."""
     bottleneck: str
     """``samplers``, ``trainers``, ``sandboxes`` or ``balanced``."""

@@ -15,14 +15,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from rljob_planner.api.spec import Objective, RLJobSpec
-from rljob_planner.around import elasticity, length_sweep, neighbours, one_step_off, pareto, synchronous
+from rljob_planner.around import elasticity, length_sweep, mean_period_s, neighbours, one_step_off, pareto, synchronous
 from rljob_planner.calibrate import Calibration
 from rljob_planner.errors import PlanningError
 from rljob_planner.evaluation import check_simulable, full_steps, quick_steps, simulated
 from rljob_planner.job import Job
 from rljob_planner.layouts import Layout, Space
 from rljob_planner.lengths import LengthDistribution
-from rljob_planner.outcome import Candidate, Evaluation, LockStep, Plan, RunTime, SweepPoint, two_digits
+from rljob_planner.outcome import Candidate, Evaluation, Plan, Run, RunTime, SweepPoint, two_digits
 from rljob_planner.placement import Room, placeable_gpus
 from rljob_planner.race import Race, line_up, winners
 from rljob_planner.sandboxes import Sandboxes, sandbox_note, sandboxes
@@ -76,16 +76,16 @@ def plan(
     beside = neighbours(race, space, best.split) if detail else []
     sweep = length_sweep(race, space, best) if detail else ()
     environments = _environments(race, best)
+    growth = spec.workload.response_tokens.growth if lengths is None else None
+    run = _run(race, best, growth)
     return Plan(
         split=best.split,
         mode=_mode(race, best, sync, off),
         period=best.period,
         staleness=best.staleness,
-        run_time=_run_time(race, best),
-        cost=_cost(race, best),
-        lock_steps={
-            e.split.mode: LockStep(e, _run_time(race, e), _cost(race, e)) for e in (sync, off) if e is not None
-        },
+        run_time=run.run_time,
+        cost=run.cost,
+        lock_steps={e.split.mode: _run(race, e, growth) for e in (sync, off) if e is not None},
         bottleneck=best.bottleneck,
         confidence=calibration.residual,
         candidates=_candidates(race, judged, best),
@@ -97,7 +97,7 @@ def plan(
         ),
         rho=best.rho,
         evaluation=best,
-        notes=_notes(race, space, best, off, sweep, environments),
+        notes=_notes(race, space, run, growth, off, sweep, environments),
         pareto=pareto(race, judged, best.split, (sync, off)) if detail else (),
         sandboxes=environments,
     )
@@ -146,19 +146,21 @@ def _environments(race: Race, best: Evaluation) -> Sandboxes | None:
     return sandboxes(race.job, best, unlimited)
 
 
-def _run_time(race: Race, found: Evaluation) -> RunTime:
-    """The run's time: the sum of many periods, whose noise averages out, times the model's error, which does not."""
-    median_s = found.period_s * race.run_steps
+def _run(race: Race, found: Evaluation, growth: float | None) -> Run:
+    """What the whole run takes and costs with a split: many periods, whose noise averages out, times the model's error, which does not."""
+    period_s = mean_period_s(race, found, growth)
+    median_s = period_s * race.run_steps
     noise = found.period_error * math.sqrt(full_steps(race.job) / race.run_steps)
     residual = race.calibration.residual
     sigma = math.hypot(noise, UNCALIBRATED_ERROR if residual is None else residual)
     spread = math.exp(_P90_SIGMA * sigma)
-    return RunTime(median_s / spread, median_s, median_s * spread)
-
-
-def _cost(race: Race, found: Evaluation) -> float | None:
     price = race.job.usd_per_hour(found.split)
-    return None if price is None else price * found.period_s * race.run_steps / 3600.0
+    return Run(
+        found,
+        RunTime(median_s / spread, median_s, median_s * spread),
+        None if price is None else price * median_s / 3600.0,
+        period_s,
+    )
 
 
 def _candidates(race: Race, judged: Sequence[Screened], best: Evaluation) -> tuple[Candidate, ...]:
@@ -208,12 +210,13 @@ def _loss(race: Race, split: Split, period_s: float, best: Evaluation) -> str:
 def _notes(
     race: Race,
     space: Space,
-    best: Evaluation,
+    run: Run,
+    growth: float | None,
     off: Evaluation | None,
     sweep: Sequence[SweepPoint],
     environments: Sandboxes | None,
 ) -> tuple[str, ...]:
-    job = race.job
+    job, best = race.job, run.evaluation
     notes = [f"{what}: {why}" for what, why in space.rejected.items()]
     if job.spec.objective is Objective.COST and job.usd_per_hour(best.split) is None:
         notes.append("no price is known for these GPUs: ranked by GPU-seconds instead of cost")
@@ -225,6 +228,11 @@ def _notes(
         notes.append(
             f"one step off, samplers making the next batch while the trainer takes the last one, would be faster: "
             f"{off.period_s:.3g} s a step with {off.split.label()}, every sample one version old"
+        )
+    if growth is not None:
+        notes.append(
+            f"with responses that grow to {growth:g} times their length, a step takes {run.period_s:.3g} s in the mean of the run "
+            f"and {best.period_s:.3g} s at its start; run time and cost are those of this split all along"
         )
     clipped = [p for p in sweep if p.mean_tokens < (1.0 - _CLIPPED) * p.factor * job.lengths.mean()]
     if clipped:

@@ -183,3 +183,21 @@ def test_nodes_of_an_accelerator_have_its_gpus() -> None:
     assert {room.free_gpus for room in default_rooms(16, "H100-SXM")} == {8}
     assert {room.free_gpus for room in default_rooms(16, "no such GPU")} == {8}
     assert {room.free_gpus for room in default_rooms(16, "GB200", gpus_per_node=2)} == {2}
+
+
+def test_a_run_in_which_lengths_grow_takes_longer() -> None:
+    lengths = {"mean": 400, "cv": 1.0, "max": 8000}
+    steady = plan(spec(workload__responseTokens=lengths), NODES, detail=False)
+    grown = plan(spec(workload__responseTokens={**lengths, "growth": 3.0}), NODES, detail=False)
+    assert grown.split == steady.split
+    assert grown.period == steady.period
+    longest = plan(spec(workload__responseTokens={**lengths, "mean": 1200}), NODES, keep=steady.split, detail=False)
+    assert steady.run_time.p50 < grown.run_time.p50 < longest.run_time.p50 * 1.05
+    assert grown.cost is not None
+    assert steady.cost is not None
+    assert grown.cost / steady.cost == pytest.approx(grown.run_time.p50 / steady.run_time.p50)
+    assert any("grow to 3 times" in note for note in grown.notes)
+    # What is measured later counts more than what was expected.
+    job = Job.of(spec(workload__responseTokens=lengths), NODES)
+    measured = plan(spec(workload__responseTokens={**lengths, "growth": 3.0}), NODES, lengths=job.lengths, detail=False)
+    assert measured.run_time == steady.run_time

@@ -135,6 +135,15 @@ class ResponseTokens(ApiModel):
         max_length=256,
         description="Pairs of upper edge in tokens and count of samples, uniform inside a bin; the first bin begins at 0.",
     )
+    growth: Number | None = Field(
+        default=None,
+        ge=0.05,
+        le=100.0,
+        description=(
+            "How many times as long as at its start responses are expected to be at the end of the run, such as 2.5, under the "
+            "same max. Expected run time and cost follow it; the split is that of the start, and the operator learns the rest."
+        ),
+    )
 
 
 def _rising(quantiles: dict[str, int]) -> bool:
