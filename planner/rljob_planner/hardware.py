@@ -7,7 +7,6 @@ data file's own name, to the names people use, and to what the GPU operator writ
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections.abc import Mapping
@@ -21,6 +20,7 @@ import yaml
 from numpy.typing import NDArray
 
 from rljob_planner.errors import PlanningError
+from rljob_planner.naming import examples, near
 from rljob_planner.precision import bytes_per_element as bytes_per_element
 
 FloatArray = NDArray[np.float64]
@@ -252,14 +252,21 @@ def gpu(name: str) -> Gpu:
     """
     key = _names().get(_plain(name))
     if key is None:
-        near = difflib.get_close_matches(_plain(name), list(_names()), n=3, cutoff=0.4)
-        known = sorted({_names()[n] for n in near}) or list(gpu_names())
         raise PlanningError(
             "UnknownAccelerator",
-            f"accelerator {name!r} is not known: write one of {', '.join(known)} in spec.accelerator. A GPU that is not listed "
+            f"accelerator {name!r} is not known{_others(name)} in spec.accelerator. A GPU that is not listed "
             "can be planned as one that comes near it in memory bandwidth and FLOP/s: the run's own metrics correct its speed",
         )
     return _gpu(key)
+
+
+def _others(name: str) -> str:
+    """Which names come near, or a few that are known."""
+    found = near(_plain(name), _names())
+    if found:
+        return f": write {'one of ' if len(found) > 1 else ''}{', '.join(found)}"
+    few = examples((fields["arch"], key) for key, fields in _data()["gpus"].items())
+    return f", nor is a name near it: write one of the {len(gpu_names())} known names, such as {', '.join(few)},"
 
 
 @cache

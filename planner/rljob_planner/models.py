@@ -8,7 +8,6 @@ its ``config.json`` (``resolve`` takes a path to one).
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from functools import cache
@@ -20,6 +19,7 @@ import yaml
 
 from rljob_planner.configs import WHERE, from_config
 from rljob_planner.errors import PlanningError
+from rljob_planner.naming import examples, near
 from rljob_planner.shapes import LatentAttention, ModelShape
 
 __all__ = ["LatentAttention", "ModelShape", "from_config", "model", "model_names", "published_parameters", "resolve"]
@@ -86,15 +86,22 @@ def model(name: str) -> ModelShape:
     """
     key = _names().get(_plain(name))
     if key is None:
-        near = difflib.get_close_matches(_plain(name), list(_names()), n=5, cutoff=0.6)
-        keys = dict.fromkeys(_names()[n] for n in near)
-        known = [str(_data()[k]["hf_id"]) for k in keys][:3] or sorted(model_names())
         raise PlanningError(
             "UnknownModel",
-            f"model {name!r} is not known; near are {', '.join(known)}. For another model put the fields of its config.json "
+            f"model {name!r} is not known; {_others(name)}. For another model put the fields of its config.json "
             "(hidden_size, num_hidden_layers, num_attention_heads, …) under spec.model.config instead of spec.model.name",
         )
     return _packaged(key)
+
+
+def _others(name: str) -> str:
+    """Which names come near, or a few that are known."""
+    packaged = _data()
+    found = near(_plain(name), _names())
+    if found:
+        return f"near are {', '.join(packaged[key]['hf_id'] for key in found)}"
+    few = examples((key.partition("-")[0].rstrip("0123456789."), fields["hf_id"]) for key, fields in packaged.items())
+    return f"none of the {len(packaged)} known names is near, which are such as {', '.join(few)}"
 
 
 def resolve(name_or_path: str) -> ModelShape:

@@ -65,10 +65,21 @@ def test_an_unknown_gpu_names_what_is_near() -> None:
     assert caught.value.reason == "UnknownAccelerator"
 
 
-def test_nothing_near_lists_all() -> None:
-    with pytest.raises(PlanningError) as caught:
-        gpu("¯\\_(ツ)_/¯")
-    assert all(name in str(caught.value) for name in gpu_names())
+@pytest.mark.parametrize("name", ["¯\\_(ツ)_/¯", "foo", ""])
+def test_where_no_name_is_near_a_few_of_different_kinds_are_named(name: str) -> None:
+    with pytest.raises(PlanningError, match="nor is a name near it") as caught:
+        gpu(name)
+    named = [known for known in gpu_names() if known in str(caught.value)]
+    assert len({gpu(known).arch for known in named}) == len(named) == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "near"), [("H1000", "h100-sxm-80gb"), ("MI325X", "mi300x"), ("B2000", "b200-sxm-180gb")]
+)
+def test_at_most_five_names_are_near(name: str, near: str) -> None:
+    with pytest.raises(PlanningError, match=f"write .*{near}") as caught:
+        gpu(name)
+    assert sum(known in str(caught.value) for known in gpu_names()) <= 5
 
 
 def test_fp8_weights_run_in_bf16_where_there_is_no_fp8() -> None:

@@ -77,6 +77,24 @@ def test_an_unknown_model_names_what_is_near_and_the_way_out() -> None:
     assert caught.value.reason == "UnknownModel"
 
 
+@pytest.mark.parametrize("name", ["foo/bar", "", "Llama-4-Maverick"])
+def test_where_no_name_is_near_three_families_are_named(name: str) -> None:
+    with pytest.raises(
+        PlanningError, match=r"none of the .* is near, which are such as Qwen/.*, meta-llama/.*, deepseek-ai/"
+    ) as caught:
+        model(name)
+    assert sum(known in str(caught.value).split(". ")[0] for known in model_names()) <= 4
+
+
+@pytest.mark.parametrize("name", ["Qwen3-33B", "Qwen2.5", "DeepSeek-V5", "gpt-oss-12b"])
+def test_at_most_five_models_are_near_and_all_of_its_family(name: str) -> None:
+    with pytest.raises(PlanningError) as caught:
+        model(name)
+    near = str(caught.value).partition("near are ")[2].partition(". For")[0].split(", ")
+    assert 1 <= len(near) <= 5
+    assert all(n.rsplit("/", 1)[-1].lower().startswith(name[:4].lower()) for n in near)
+
+
 def test_a_config_gives_the_packaged_shape() -> None:
     ours, theirs = from_config(LLAMA), model("meta-llama/Llama-3.1-8B")
     assert ours.parameters == theirs.parameters
@@ -243,7 +261,7 @@ def test_a_model_answers_to_what_tables_call_it(name: str, known: str) -> None:
     ["Qwen-7B", "Qwen3-8B-VL", "Llama-3.3-8B", "Qwen3-Next-80B-A3B", "Llama-3.1-Nemotron-70B", "Qwen3-", "7B", ""],
 )
 def test_a_name_never_becomes_a_model_of_another_shape(name: str) -> None:
-    with pytest.raises(PlanningError, match=r"is not known; near are"):
+    with pytest.raises(PlanningError, match=r"is not known; (near are|none of the \d+ known names is near)"):
         model(name)
 
 

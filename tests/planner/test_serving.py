@@ -278,7 +278,10 @@ def test_the_command_takes_a_config(tmp_path: Path) -> None:
     [
         (("--model", "Qwen/Qwen3-9B", *BASE), "near are Qwen/Qwen3-8B.*path to its config.json as --model"),
         (("--model", "Qwen/Qwen3-32B", *BASE, "--precision", "fp7"), "write one of bf16"),
-        (("--model", "Qwen/Qwen3-32B", *BASE[2:], "--gpu", "H1000"), "'H1000' is not known: write one of .*as --gpu"),
+        (
+            ("--model", "Qwen/Qwen3-32B", *BASE[2:], "--gpu", "H1000"),
+            "'H1000' is not known: write one of h100-sxm-80gb.*as --gpu",
+        ),
         (("--model", "Qwen/Qwen3-32B", *BASE[:-1], "8,x"), "such as 8,16"),
         (("--model", "Qwen/Qwen3-32B", *BASE[:-1], ""), "such as 8,16"),
         (("--model", "nowhere/config.json", *BASE), "cannot be read as a model's config.json"),
