@@ -17,6 +17,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from rljob_planner.roots import rising_root
+
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 
@@ -186,13 +188,7 @@ def clipped_moments(mu: float, sigma: float, cap: float) -> tuple[float, float]:
 def log_median(mean: float, sigma: float, cap: float) -> float:
     """ln(median) for which the clipped mean is ``mean``; the clipped mean rises with it from 0 to the cap."""
     low, high = math.log(mean) - sigma * sigma, math.log(cap) + 8.0 * sigma
-    for _ in range(70):
-        middle = 0.5 * (low + high)
-        if clipped_moments(middle, sigma, cap)[0] < mean:
-            low = middle
-        else:
-            high = middle
-    return 0.5 * (low + high)
+    return low + rising_root(lambda mu: clipped_moments(low + mu, sigma, cap)[0] - mean, 0.0, high - low, 1e-12)
 
 
 def clipped_cv(mean: float, sigma: float, cap: float) -> float:

@@ -34,6 +34,7 @@ from rljob_planner.laws import (
     joint_below,
     log_median,
 )
+from rljob_planner.roots import rising_root
 
 MAX_TOKENS = 10_000_000
 """Longest response that a distribution may hold."""
@@ -117,14 +118,7 @@ class LengthDistribution:
                 f"lengths of at most {max} tokens with a mean of {mean:g} cannot have a cv of {cv:g}: "
                 f"write a cv below {math.floor(widest * 100) / 100:g}, or a larger max"
             )
-        low, high = 1e-4, WIDEST_SIGMA
-        for _ in range(60):
-            sigma = 0.5 * (low + high)
-            if clipped_cv(mean, sigma, max) < cv:
-                low = sigma
-            else:
-                high = sigma
-        sigma = 0.5 * (low + high)
+        sigma = rising_root(lambda sigma: clipped_cv(mean, sigma, max) - cv, 1e-4, WIDEST_SIGMA, 1e-10)
         return cls.lognormal(math.exp(log_median(mean, sigma, max)), sigma, max)
 
     @classmethod
@@ -259,7 +253,8 @@ class LengthDistribution:
         if known is not None:
             return known
         cumulative, distances = self._steps
-        longest = float(self.support_tokens[-1]) - float(cumulative**group_size @ distances)
+        # A sum and not a dot product: that would wake up other threads for less than a millisecond of work.
+        longest = float(self.support_tokens[-1]) - float(np.sum(_power(cumulative, group_size) * distances))
         if isinstance(group_size, int):
             self._tails[group_size] = longest
         return longest
@@ -328,6 +323,21 @@ class LengthDistribution:
         table = self.support_tokens, self.cumulative, self.guide
         draw_lengths(np.uint64(seed), groups.ravel().copy(), indices.ravel().copy(), *table, lengths)
         return lengths.reshape(groups.shape)
+
+
+def _power(base: FloatArray, exponent: float) -> FloatArray:
+    """``base`` to a power, whole powers by squaring: ten times as fast as the general one."""
+    if exponent != int(exponent) or exponent < 1:
+        return np.asarray(base**exponent)
+    result: FloatArray | None = None
+    square, left = base, int(exponent)
+    while True:
+        if left & 1:
+            result = square if result is None else result * square
+        left >>= 1
+        if left == 0:
+            return base if result is None else result
+        square = square * square
 
 
 def _law_of(part: Law | LengthDistribution, cap: int) -> Law:

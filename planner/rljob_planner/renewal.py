@@ -23,6 +23,7 @@ import numpy as np
 
 from rljob_planner.laws import FloatArray, joint_below, normal_cdf
 from rljob_planner.lengths import LengthDistribution
+from rljob_planner.roots import rising_root
 
 CLEARLY = 1.25
 """Ratio of two limits from which on the weaker one can be forgotten."""
@@ -339,31 +340,3 @@ def held_staleness(lives: Lives, cycle: float, ahead: int, shortest: float, queu
         fewer = sum(math.comb(ahead - 1, j) * u**j * (1.0 - u) ** (ahead - 1 - j) for j in range(k))
         seen += 1.0 - fewer
     return float((seen @ lives.group.weights).mean())
-
-
-def rising_root(rising: Callable[[float], float], low: float, high: float, precision: float) -> float:
-    """Where a rising function crosses zero; the nearer end where it does not (regula falsi, Illinois)."""
-    at_low, at_high = rising(low), rising(high)
-    if at_low >= 0.0:
-        return low
-    if at_high <= 0.0:
-        return high
-    side, before = 0, math.inf
-    for _ in range(_ROUNDS):
-        middle = high - at_high * (high - low) / (at_high - at_low)
-        if not low < middle < high:
-            middle = 0.5 * (low + high)
-        if min(high - low, abs(middle - before)) <= precision * high:
-            break
-        before, found = middle, rising(middle)
-        if found == 0.0:
-            break
-        if found < 0.0:
-            low, at_low = middle, found
-            at_high *= 0.5 if side < 0 else 1.0
-            side = -1
-        else:
-            high, at_high = middle, found
-            at_low *= 0.5 if side > 0 else 1.0
-            side = 1
-    return middle

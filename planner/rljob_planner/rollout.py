@@ -12,7 +12,7 @@ import math
 import numpy as np
 
 from rljob_planner.laws import FloatArray
-from rljob_planner.renewal import rising_root
+from rljob_planner.roots import rising_root
 from rljob_planner.simulate import DecodeCost, SimulationInput
 
 _PRECISION = 1e-6
