@@ -20,9 +20,10 @@ def complete(w: World, g: int, now: float) -> None:
         par.mode == ASYNC
         and par.bound != DROP
         and par.queue_capacity < 0
-        and st.completed > par.steps * par.prompts_per_step
+        and st.completed > par.steps * par.prompts_per_step + par.replicas * par.max_running
     ):
-        st.surplus += 1  # no step of this run will reach it: count it, keep nothing
+        # No step of this run will reach it, whoever else completes at this instant: count it, keep nothing.
+        st.surplus += 1
         w.free_groups[st.free_groups] = g
         st.free_groups += 1
         return

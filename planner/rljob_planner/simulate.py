@@ -1,9 +1,9 @@
 """The simulation of an RL job: exact in its own rules, event by event, millions of samples a second.
 
-This module is what others call: the input and the result as values, their checks, and the words for a run that cannot go on.
-The event loop itself is compiled: ``_loop`` drives it and is the trainer, ``_replica`` explains why it may jump from one finish
-to the next without an error, ``_line`` admits and starts samples, ``_environment`` and ``_queue`` hold the rest; ``_state`` is
-what they work on.
+This module is what others call: what a run depends on, what it shows, and how one becomes the other. ``_checks`` says what
+cannot be simulated. The event loop itself is compiled: ``_loop`` drives it and is the trainer, ``_replica`` explains why it may
+jump from one finish to the next without an error, ``_line`` admits and starts samples, ``_environment`` and ``_queue`` hold the
+rest. ``_state`` is what they work on, ``_native`` how their machine code comes into a process.
 
 The rules. An iteration of a replica costs what ``DecodeCost`` says for its running samples and their resident tokens, and
 every running sample gains one token. Waiting samples form one line; the first starts on the replica with the fewest running

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -149,8 +150,7 @@ CASES: dict[str, SimulationInput] = {
 }
 
 
-def reference(inp: SimulationInput) -> Outcome:
-    groups = 64 * 1024
+def reference(inp: SimulationInput, groups: int = 32 * 1024) -> Outcome:
     numbers, indices = (a.ravel() for a in np.mgrid[:groups, : inp.samples_per_prompt])
     table = np.zeros(numbers.size, np.int64)
     of = inp.lengths
@@ -261,6 +261,43 @@ def test_agrees_with_reference(case: str) -> None:
         assert fast.staleness.max == pytest.approx(max(slow.staleness), abs=1)
         assert fast.queue_groups.max == pytest.approx(slow.queue_max, abs=2)
         assert fast.preemptions > 0
+
+
+@pytest.mark.parametrize("number", range(24))
+def test_agrees_with_reference_on_jobs_of_chance(number: int) -> None:
+    dice = random.Random(number)
+    slots, longest = dice.randint(1, 8), dice.randint(1, 60)
+    prompts, samples = dice.randint(1, 5), dice.randint(1, 5)
+    inp = replace(
+        DYADIC,
+        mode=dice.choice(["async", "async", "sync", "one-step-off"]),
+        replicas=dice.randint(1, 5),
+        max_running=slots,
+        decode=replace(linear(slots, 2.0**-6, 2.0**-10, 2.0**-16), prefill_s_per_sample=dice.choice([0.0, 2.0**-6])),
+        train=TrainCost(dice.randint(0, 8) * 0.25, 2.0**-12),
+        weight_sync_s=dice.choice([0.0, 0.125, 1.0]),
+        prompts_per_step=prompts,
+        samples_per_prompt=samples,
+        lengths=LengthDistribution.lognormal((1 + longest) / 2, dice.uniform(0.0, 2.0), longest),
+        bound=dice.choice(["none", "admission", "hold", "drop"]),
+        max_staleness=dice.randint(1, 4),
+        queue_capacity=dice.choice([None, dice.randint(prompts, 3 * prompts)]),
+        overflow=dice.choice(["drop-oldest", "block"]),
+        in_flight_cap=dice.choice([None, dice.randint(samples, 40)]),
+        turns=dice.choice([1, 1, 2, 4]),
+        turn_s=dice.choice([0.0, 0.5, 3.0]),
+        turn_cv=dice.choice([0.0, 1.0]),
+        sandboxes=dice.choice([None, dice.randint(1, 6)]),
+        group_correlation=dice.choice([0.0, 0.6]),
+        drift=dice.choice([(), ((0, 1.0), (15, 3.0)), ((3, 0.2),)]),
+        steps=25,
+        warmup=5,
+        seed=dice.randrange(1 << 60),
+    )
+    fast, slow = simulate(inp, rho=1.0), reference(inp)
+    assert fast.periods_s == pytest.approx(slow.periods, rel=1e-9, abs=1e-9)
+    assert fast.staleness.histogram == tuple(np.bincount(slow.staleness))
+    assert fast.wasted_tokens == slow.wasted_tokens
 
 
 def test_rollout_rate_is_that_of_samplers_with_a_consumer_that_never_waits() -> None:

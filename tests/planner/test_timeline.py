@@ -46,7 +46,7 @@ JOBS = {
     "hold": replace(JOB, kv_tokens=10_000, in_flight_cap=20, bound="hold", max_staleness=1),
     "sync": replace(JOB, kv_tokens=10_000, mode="sync"),
     "environment": replace(JOB, kv_tokens=10_000, in_flight_cap=40, turns=3, turn_s=0.5, turn_cv=1.0, sandboxes=8),
-    "queue without limit": replace(JOB, kv_tokens=10_000, queue_capacity=None, train=TrainCost(4.0)),
+    "queue without limit": replace(JOB, kv_tokens=10_000, queue_capacity=None, train=TrainCost(2.0)),
 }
 """No warm-up: the means of a result then cover the same time as its timeline."""
 
