@@ -13,6 +13,9 @@ from typing import Any
 
 from rljob_planner._jit import jit
 
+NOTHING = 1 << 62
+"""Above every value of a tree."""
+
 
 @jit
 def sift_down(heap: Any, i: int, size: int) -> None:
@@ -126,32 +129,24 @@ def is_tied(tree: Any, leaf: int) -> bool:
 
 @jit
 def smallest_above(tree: Any, ceilings: Any, floor: int, stack: Any) -> int:
-    """The leaf with the smallest value, the first of equals, among those whose leaf in ``ceilings`` (a tree of maxima) is above ``floor``; 0 if none is.
+    """The smallest value among the leaves of ``tree`` whose leaf in ``ceilings`` (a tree of maxima) is above ``floor``; ``NOTHING`` if there is none.
 
-    The more promising half of every subtree is looked into first, and a half that can hold no better leaf is left out.
+    Of every subtree the half that promises more is looked into first, and a half that can hold nothing better is left out.
     """
     leaves = tree.size // 2
-    best = 0
+    best = NOTHING
     stack[0] = 1
     size = 1
     while size > 0:
         size -= 1
         i = stack[size]
-        if ceilings[i] <= floor or (best > 0 and tree[i] > tree[best]):
+        if ceilings[i] <= floor or tree[i] >= best:
             continue
-        if best > 0 and tree[i] == tree[best]:
-            first = i
-            while first < leaves:
-                first *= 2
-            if first > best:
-                continue
         if i >= leaves:
-            best = i
+            best = tree[i]
             continue
-        left, right = 2 * i, 2 * i + 1
-        if tree[right] < tree[left]:
-            left, right = right, left
-        stack[size] = right
-        stack[size + 1] = left
+        first = 2 * i + int(tree[2 * i + 1] < tree[2 * i])
+        stack[size] = first ^ 1
+        stack[size + 1] = first
         size += 2
     return int(best)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from rljob_planner._draw import draw_length
 from rljob_planner._environment import take_returned, turn_goal
-from rljob_planner._heaps import first_leaf, set_largest, smallest, smallest_above
+from rljob_planner._heaps import first_leaf, set_largest, smallest_above
 from rljob_planner._jit import jit
 from rljob_planner._replica import boundary, start
-from rljob_planner._state import ADMISSION, ONE_STEP_OFF, SYNC, World
+from rljob_planner._state import ADMISSION, ID_BITS, ID_MASK, ONE_STEP_OFF, SYNC, World
 
 
 @jit
@@ -33,24 +33,23 @@ def _room(w: World, context: int, now: float) -> int:
     Room is what is left beside the next token of every running sample, so a sample that starts is not preempted at once.
     It only shrinks until a sample leaves the replica: what it was when it did not suffice is remembered.
     """
-    par = w.parameters[0]
-    while w.load[1] < par.max_running:
-        leaf = smallest(w.load)
-        if w.refused[leaf] <= context:
-            leaf = smallest_above(w.load, w.refused, context, w.stack)
-            if leaf == 0 or w.load[leaf] >= par.max_running:
-                return -1
-        best = leaf - first_leaf(w.load)
+    par, leaves = w.parameters[0], first_leaf(w.load)
+    while True:
+        fewest = w.load[1]
+        if w.refused[leaves + (fewest & ID_MASK)] <= context:
+            fewest = smallest_above(w.load, w.refused, context, w.stack)
+        if fewest >> ID_BITS >= par.max_running:
+            return -1
+        best = fewest & ID_MASK
         rep = w.replicas[best]
-        room = par.kv_tokens - rep.resident - rep.joining_tokens - w.load[leaf] - 1
+        room = par.kv_tokens - rep.resident - rep.joining_tokens - (fewest >> ID_BITS) - 1
         if room - rep.n * rep.k >= context:  # even at the end of its jump
             return int(best)
         if rep.n > 0 and rep.begin < now:
             room -= rep.n * (rep.k if rep.cut == 1 else boundary(w, best, now))
         if room >= context:
             return int(best)
-        set_largest(w.refused, leaf, room + 1)
-    return -1
+        set_largest(w.refused, leaves + best, room + 1)
 
 
 @jit

@@ -21,9 +21,7 @@ from rljob_planner._environment import leave_for_environment
 from rljob_planner._heaps import first_leaf, set_largest, set_smallest, sift_down, sift_up
 from rljob_planner._jit import jit
 from rljob_planner._queue import complete
-from rljob_planner._state import ID_BITS, INFINITE_TOKENS, KV, PREEMPTIONS, World
-
-_ID_MASK = (1 << ID_BITS) - 1
+from rljob_planner._state import ID_BITS, ID_MASK, INFINITE_TOKENS, KV, PREEMPTIONS, World
 
 
 @jit
@@ -139,9 +137,9 @@ def start(w: World, s: int, r: int, now: float) -> None:
     par, st, rep, sample = w.parameters[0], w.counters[0], w.replicas[r], w.samples[s]
     _push_start(w, r, s)
     leaf = first_leaf(w.load) + r
-    if w.load[leaf] == 0:
+    if w.load[leaf] >> ID_BITS == 0:
         st.busy += 1
-    set_smallest(w.load, leaf, w.load[leaf] + 1)
+    set_smallest(w.load, leaf, w.load[leaf] + (1 << ID_BITS))
     st.running += 1
     if par.record == 1:
         w.since_s[s] = now
@@ -169,7 +167,7 @@ def _push_start(w: World, r: int, s: int) -> None:
     if rep.starts == starts.size:
         kept = 0
         for i in range(rep.starts):
-            if w.stay[starts[i] & _ID_MASK] == starts[i] >> ID_BITS:
+            if w.stay[starts[i] & ID_MASK] == starts[i] >> ID_BITS:
                 starts[kept] = starts[i]
                 kept += 1
         rep.starts = kept
@@ -186,8 +184,8 @@ def _pop_newest(w: World, r: int) -> int:
     while True:
         rep.starts -= 1
         start = w.starts[r, rep.starts]
-        if w.stay[start & _ID_MASK] == start >> ID_BITS:
-            return int(start & _ID_MASK)
+        if w.stay[start & ID_MASK] == start >> ID_BITS:
+            return int(start & ID_MASK)
 
 
 @jit
@@ -214,10 +212,10 @@ def _leave(w: World, r: int, s: int, context: int) -> None:
     leaf = first_leaf(w.load) + r
     if w.refused[leaf] != INFINITE_TOKENS:
         set_largest(w.refused, leaf, INFINITE_TOKENS)
-    left = w.load[leaf] - 1
+    left = w.load[leaf] - (1 << ID_BITS)
     set_smallest(w.load, leaf, left)
     st.running -= 1
-    if left == 0:
+    if left >> ID_BITS == 0:
         st.busy -= 1
 
 
@@ -229,7 +227,7 @@ def _preempt_newest(w: World, r: int) -> None:
     heap = w.heap[r]
     last = rep.n - 1
     at = last  # the newest have mostly long to go, so they lie at the end
-    while heap[at] & _ID_MASK != s:
+    while heap[at] & ID_MASK != s:
         at -= 1
     heap[at] = heap[last]
     if at < last:
@@ -274,7 +272,7 @@ def land(w: World, r: int, now: float) -> None:
     rep.extra = 0.0
     heap = w.heap[r]
     while rep.n > 0 and heap[0] >> ID_BITS == rep.iteration:
-        s = heap[0] & _ID_MASK
+        s = heap[0] & ID_MASK
         heap[0] = heap[rep.n - 1]
         sift_down(heap, 0, rep.n - 1)
         sample = w.samples[s]
@@ -284,7 +282,7 @@ def land(w: World, r: int, now: float) -> None:
         else:
             _finish(w, s, now)
     for i in range(rep.starts - rep.joining, rep.starts):  # the last to start, in the order of their start
-        _join(w, r, w.starts[r, i] & _ID_MASK)
+        _join(w, r, w.starts[r, i] & ID_MASK)
     rep.joining = 0
     rep.joining_tokens = 0
     while rep.resident + rep.n > par.kv_tokens:
@@ -329,7 +327,7 @@ def record_unfinished(w: World, now: float) -> None:
         rep = w.replicas[r]
         done = boundary(w, r, now) - 1 if rep.n > 0 and rep.begin < now else 0
         for i in range(rep.starts):
-            s = w.starts[r, i] & _ID_MASK
+            s = w.starts[r, i] & ID_MASK
             if w.stay[s] == w.starts[r, i] >> ID_BITS:
                 if i >= rep.starts - rep.joining:
                     w.samples[s].joined = rep.iteration + done

@@ -32,7 +32,8 @@ _LEAST_SURPLUS_SAMPLES = 20_000
 
 ID_BITS = 24
 MAX_SLOTS = 1 << ID_BITS
-"""Most samples at once: a heap entry packs the finish iteration and the sample into one integer."""
+"""Most samples at once: where something is ordered by a number and then by who it is of, both are packed into one integer."""
+ID_MASK = MAX_SLOTS - 1
 INFINITE_TOKENS = 1 << 62
 
 IN_FLIGHT, RUNNING, BUSY, QUEUE, KV, ENVIRONMENT, SANDBOX_WAIT, TURNS, PREEMPTIONS = range(9)
@@ -117,7 +118,7 @@ class World(NamedTuple):
     end_s: Any
     """Tree of minima: when each replica's jump ends; infinite while it has nothing to do."""
     load: Any
-    """Tree of minima: slots taken on each replica, joiners included."""
+    """Tree of minima: slots taken on each replica, joiners included, then the replica."""
     refused: Any
     """Tree of maxima: a number of tokens for which each replica has no KV room until one of its samples leaves it."""
     stack: Any
@@ -174,7 +175,7 @@ def new_world(inp: SimulationInput, record: bool = False) -> World:
     tables = [inp.decode.fixed_s, inp.decode.memory_s, inp.decode.compute_s]
     leaves = 1 << max(0, inp.replicas - 1).bit_length()
     load = np.full(2 * leaves, INFINITE_TOKENS)
-    load[leaves : leaves + inp.replicas] = 0
+    load[leaves : leaves + inp.replicas] = np.arange(inp.replicas)
     refused = np.full(2 * leaves, INFINITE_TOKENS)
     refused[leaves + inp.replicas :] = -1
     for i in range(leaves - 1, 0, -1):
