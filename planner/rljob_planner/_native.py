@@ -7,6 +7,10 @@ calls nothing of Python's. So its machine code is kept in a file of its own, and
 The file is valid for one text of the compiled modules, one llvmlite and one processor. It is written only if the code calls nothing
 but functions of the C library, since a symbol that the loader cannot find would end the process. Where there is no place to
 write, every process compiles for itself.
+
+Neither numba nor llvmlite promises the calls that this takes: the final module, the object code, how arguments are passed. A release
+that does it differently costs time and nothing else: what cannot be kept is compiled in each process, and what
+cannot be called by its address, numba calls.
 """
 
 from __future__ import annotations
@@ -41,7 +45,7 @@ COMPILED = (
 _CALLS = {"cos", "erfc", "exp", "log", "memcpy", "memmove", "memset", "sqrt"}
 """Functions of the C library that the code may call."""
 
-_Machine = Callable[..., int]
+_Machine = Callable[[World], int]
 _machines: list[_Machine] = []
 """The event loop, once it is loaded."""
 _kept: list[Any] = []
@@ -52,9 +56,7 @@ def run(world: World) -> int:
     """Run the event loop (``_loop.run``) on a world; compiles it where no machine code is at hand."""
     if not _machines:
         _machines.append(_loaded(world) or _compiled(world))
-    ended, error = ctypes.c_int64(), ctypes.c_void_p()
-    _machines[0](ctypes.byref(ended), ctypes.byref(error), *_arguments(world))
-    return ended.value
+    return _machines[0](world)
 
 
 def is_compiled() -> bool:
@@ -75,7 +77,7 @@ def _loaded(world: World) -> _Machine | None:
     for path in _paths():
         try:
             return _callable(_load(path.read_bytes()), world)
-        except (OSError, ValueError, RuntimeError):
+        except Exception:  # whatever is wrong with the file or the loader, there is still the compiler
             continue
     return None
 
@@ -102,22 +104,46 @@ def _load(data: bytes) -> int:
 
 
 def _compiled(world: World) -> _Machine:
-    """Compile the event loop, some ten seconds, and keep its code for later processes."""
-    from rljob_planner._loop import compiled
+    """Compile the event loop, some ten seconds, and keep its code for later processes.
 
-    library, name = compiled(world)
+    Where this numba does not give its machine code away, the event loop is called through numba.
+    """
+    try:
+        from rljob_planner._loop import compiled
+
+        library, name = compiled(world)
+        _check_arguments(library, name, world)
+        machine = _callable(int(library.get_pointer_to_function(name)), world)
+    except (
+        Exception
+    ):  # each of these calls is private to numba, so any error says no more than that it is another release
+        return _called_by_numba()
     _store(library, name)
     _kept.append(library)
-    return _callable(int(library.get_pointer_to_function(name)), world)
+    return machine
+
+
+def _called_by_numba() -> _Machine:
+    from rljob_planner import _jit, _loop
+
+    dispatcher = _jit.entry(_loop.run.py_func)  # type: ignore[attr-defined]
+    return lambda world: int(dispatcher(world))
+
+
+def _check_arguments(library: Any, name: str, world: World) -> None:
+    """Raises ValueError where the function takes another number of arguments than ``_callable`` passes: the call would crash."""
+    takes = len(list(library._final_module.get_function(name).arguments))
+    if takes != len(_types(world)):
+        raise ValueError(f"{name} takes {takes} arguments")
 
 
 def _store(library: Any, name: str) -> None:
-    outside = {f.name for f in library._final_module.functions if f.is_declaration and not f.name.startswith("llvm.")}
-    if not outside <= _CALLS:
+    try:
+        data = _packed(library, name)
+    except Exception:  # another numba: the code stays in this process
         return
-    code: bytes = library.serialize_using_object_code()[2][0]
-    symbol = name.encode()
-    data = struct.pack("<I", len(symbol)) + symbol + hashlib.sha256(code).digest() + code
+    if data is None:
+        return
     for path in _paths():
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -130,13 +156,26 @@ def _store(library: Any, name: str) -> None:
         return
 
 
+def _packed(library: Any, name: str) -> bytes | None:
+    """What the file holds: name, checksum and code; None if the code calls what another process may lack."""
+    outside = {f.name for f in library._final_module.functions if f.is_declaration and not f.name.startswith("llvm.")}
+    if not outside <= _CALLS:
+        return None
+    code: bytes = library.serialize_using_object_code()[2][0]
+    symbol = name.encode()
+    return struct.pack("<I", len(symbol)) + symbol + hashlib.sha256(code).digest() + code
+
+
 @cache
 def _paths() -> tuple[Path, ...]:
     """Where the machine code may lie, the preferred place first: numba's cache, beside this file, in the user's cache."""
     import llvmlite
     from llvmlite import binding as llvm
 
-    processor = f"{llvm.get_host_cpu_name()} {llvm.get_host_cpu_features().flatten()}"
+    try:
+        processor = f"{llvm.get_host_cpu_name()} {llvm.get_host_cpu_features().flatten()}"
+    except Exception:  # a processor that LLVM cannot describe: its code cannot be told from another's
+        return ()
     key = hashlib.sha256(f"{source_stamp()} {llvmlite.__version__} {processor}".encode()).hexdigest()[:20]
     name = f"rljob-simulation-{key}.bin"
     told = os.environ.get("NUMBA_CACHE_DIR")
@@ -147,6 +186,17 @@ def _paths() -> tuple[Path, ...]:
 
 
 def _callable(address: int, world: World) -> _Machine:
+    function = ctypes.CFUNCTYPE(ctypes.c_int32, *_types(world))(address)
+
+    def call(world: World) -> int:
+        ended, error = ctypes.c_int64(), ctypes.c_void_p()
+        function(ctypes.byref(ended), ctypes.byref(error), *_arguments(world))
+        return ended.value
+
+    return call
+
+
+def _types(world: World) -> list[Any]:
     types: list[Any] = [ctypes.c_void_p, ctypes.c_void_p]
     for field in world:
         if isinstance(
@@ -156,7 +206,7 @@ def _callable(address: int, world: World) -> _Machine:
             types += [ctypes.c_int64] * (2 * field.ndim)
         else:
             types.append(ctypes.c_uint64)
-    return ctypes.CFUNCTYPE(ctypes.c_int32, *types)(address)
+    return types
 
 
 def _arguments(world: World) -> Iterator[Any]:
