@@ -372,7 +372,8 @@ software paths, and lengths drift while a model learns, by a factor of two withi
 SIDES = """\
 The trainer's wait for samples over the period decides, measured and predicted alike: from 20 % on samplers hold the run up, up to 5 % the
 trainer does, between them they match. Rows that name the side are believed. What a streaming trainer spends on collecting its batch is no
-wait. Next to balance, where measured or predicted side is "matched", waits that are no more than a fifth of a period apart count as the same."""
+wait. For rows that state nothing but the side, what they leave open is assumed (`validation/bottleneck.py` lists it), and the stated side of even one
+other row of the family counts. Next to balance, where measured or predicted side is "matched", waits that are no more than a fifth of a period apart count as the same."""
 
 STALENESS = """\
 Six runs of Applied Compute. A scenario with the stated concurrency, batch, queue, tail and balance is simulated; the concurrency that is realised

@@ -6,7 +6,8 @@ log-probabilities, a reference model).
 
 Seconds are those FLOPs at a share of peak that matrix kernels reach, plus a time for each token, layer and hidden unit: norms,
 activations, routing and copies move memory and do hardly any arithmetic. One MFU for all would not do: the second term is most of
-a step of a small mixture of experts, and next to nothing on a GPU with little arithmetic and much bandwidth. The constants
+a step of a small mixture of experts, and next to nothing on a GPU with little arithmetic and much bandwidth. With experts on several
+GPUs each token travels to its experts and back besides, which nothing hides; beyond an island of NVLink that is slow. The constants
 were fitted to measured trainers (``data/training.yaml``). Whoever has measured the MFU of a trainer states it instead, as frameworks
 print it: the 6·N·T FLOPs over time and peak, recomputation not counted.
 """
@@ -230,7 +231,8 @@ def train_cost(
     attention_passes = 3.0 * attention + setup.extra_forwards
     passes = 3.0 * matrix + setup.extra_forwards
     arithmetic_s = (per_token_flops + window_flops * attention_passes) / flops_per_s
-    per_token_s = pad * bubble * (arithmetic_s + passes / 4.0 * element_s_per_token(setup) / split.gpus)
+    beside_s = passes / 4.0 * element_s_per_token(setup) + passes * expert_traffic_s_per_token(setup, split.ep)
+    per_token_s = pad * bubble * (arithmetic_s + beside_s / split.gpus)
     per_token_squared_s = pad * bubble * forward_squared * attention_passes / flops_per_s
     optimizer_s = _OPTIMIZER_BYTES_PER_PARAMETER * model.parameters / split.gpus / gpu.memory_bytes_per_s
     plain = TrainCost(0.0, per_token_s, per_token_squared_s).step_s(samples_per_step, prompt_tokens, lengths)
@@ -248,13 +250,29 @@ def _arithmetic_share(setup: TrainerSetup) -> float:
 def element_s_per_token(setup: TrainerSetup) -> float:
     """Seconds of one GPU a token costs beside arithmetic, over four passes (forward, recomputation, twice backward).
 
-    None where an MFU is stated, which covers everything.
+    0 where an MFU is stated, which covers everything.
     """
     if setup.mfu is not None:
         return 0.0
     e = training_efficiency()
     slower = e.element_bytes_per_s / setup.gpu.memory_bytes_per_s
     return e.element_s * slower * setup.model.layers * setup.model.hidden
+
+
+def expert_traffic_s_per_token(setup: TrainerSetup, expert_parallel: int) -> float:
+    """Seconds of one GPU in which a token travels to its experts on other GPUs and back, in one pass over all layers.
+
+    A layer sends K·hidden·2 bytes there and as many back, over NVLink inside an island of GPUs, over the network for the share of experts
+    beyond it. No time where an MFU is stated, which covers everything.
+    """
+    model, gpu = setup.model, setup.gpu
+    if setup.mfu is not None or not model.experts or expert_parallel <= 1:
+        return 0.0
+    inside = min(expert_parallel, gpu.island_gpus)
+    sent_bytes = 2.0 * 2.0 * model.active_experts * model.hidden
+    near, far = (inside - 1) / expert_parallel, (expert_parallel - inside) / expert_parallel
+    layer_s = sent_bytes * (near / gpu.link_bytes_per_s + far / gpu.network_bytes_per_s)
+    return model.moe_layers * layer_s
 
 
 def _sharding_traffic_s(setup: TrainerSetup, split: TrainerSplit) -> float:

@@ -10,7 +10,16 @@ from rljob_planner.hardware import gpu
 from rljob_planner.lengths import LengthDistribution
 from rljob_planner.models import model, model_names
 from rljob_planner.split import TrainerSplit
-from rljob_planner.training import TrainerSetup, padding, parallelism, sync_path, tensors, train_cost, weight_sync_s
+from rljob_planner.training import (
+    TrainerSetup,
+    expert_traffic_s_per_token,
+    padding,
+    parallelism,
+    sync_path,
+    tensors,
+    train_cost,
+    weight_sync_s,
+)
 
 LENGTHS = LengthDistribution.from_mean_cv(3000, 1.0, 16084)
 PROMPT, BATCH = 300, 1024
@@ -193,3 +202,14 @@ def test_weights_travel_at_the_measured_speed() -> None:
     assert weight_sync_s(model("Qwen/Qwen3-30B-A3B"), "bf16") == pytest.approx(7.4, abs=0.1)
     assert weight_sync_s(model("Qwen/Qwen3-30B-A3B"), "fp8") == pytest.approx(3.7, abs=0.1)
     assert weight_sync_s(model("Qwen/Qwen3-8B"), "bf16", bytes_per_s=50e9) == pytest.approx(0.328, abs=0.01)
+
+
+def test_tokens_travel_to_experts_and_back() -> None:
+    moe = setup("Qwen/Qwen3-30B-A3B")
+    bytes_per_layer = 2 * 2 * 8 * 2048
+    assert expert_traffic_s_per_token(moe, 1) == 0.0
+    assert expert_traffic_s_per_token(moe, 8) == pytest.approx(48 * bytes_per_layer * 7 / 8 / 450e9)
+    beyond = 48 * bytes_per_layer * (7 / 16 / 450e9 + 8 / 16 / 50e9)
+    assert expert_traffic_s_per_token(moe, 16) == pytest.approx(beyond)
+    assert expert_traffic_s_per_token(setup(), 8) == 0.0
+    assert expert_traffic_s_per_token(setup("Qwen/Qwen3-30B-A3B", mfu=0.3), 8) == 0.0
