@@ -142,7 +142,8 @@ class Race:
         if not found.split.in_flight < whole < above.split.in_flight:
             return found
         other = self.evaluation(found.split.model_copy(update={"in_flight": whole}), steps)
-        return min(found, other, key=self.rank)
+        better = not other.reason and self.cost_of(other) <= self.cost_of(found) * (1.0 - _WORTH)
+        return other if better else found
 
     def tuned(self, found: Evaluation, steps: int) -> Evaluation:
         """The same split with the best cap near its own, as simulated: the formulas that chose it know no groups and no bursts.
