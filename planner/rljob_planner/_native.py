@@ -172,17 +172,20 @@ def _paths() -> tuple[Path, ...]:
     import llvmlite
     from llvmlite import binding as llvm
 
+    # As numba chooses its target: an image for any processor is built and run with NUMBA_CPU_NAME=generic NUMBA_CPU_FEATURES=.
+    name, features = os.environ.get("NUMBA_CPU_NAME"), os.environ.get("NUMBA_CPU_FEATURES")
     try:
-        processor = f"{llvm.get_host_cpu_name()} {llvm.get_host_cpu_features().flatten()}"
+        features = llvm.get_host_cpu_features().flatten() if features is None else features
+        processor = f"{name or llvm.get_host_cpu_name()} {features}"
     except Exception:  # a processor that LLVM cannot describe: its code cannot be told from another's
         return ()
     key = hashlib.sha256(f"{source_stamp()} {llvmlite.__version__} {processor}".encode()).hexdigest()[:20]
-    name = f"rljob-simulation-{key}.bin"
+    file = f"rljob-simulation-{key}.bin"
     told = os.environ.get("NUMBA_CACHE_DIR")
     if told:
-        return (Path(told) / name,)
+        return (Path(told) / file,)
     user = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-    return (Path(__file__).parent / "__pycache__" / name, user / "rljob" / name)
+    return (Path(__file__).parent / "__pycache__" / file, user / "rljob" / file)
 
 
 def _callable(address: int, world: World) -> _Machine:

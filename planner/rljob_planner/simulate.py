@@ -3,7 +3,8 @@
 This module is what others call: what a run depends on, what it shows, and how one becomes the other. ``_checks`` says what
 cannot be simulated. The event loop itself is compiled: ``_loop`` drives it and is the trainer, ``_replica`` explains why it may
 jump from one finish to the next without an error, ``_line`` admits and starts samples, ``_environment`` and ``_queue`` hold the
-rest. ``_state`` is what they work on, ``_native`` how their machine code comes into a process.
+rest. ``_state`` is what they work on, ``_native`` how their machine code comes into a process. The same rules, iteration by
+iteration and slow, are in ``tests/planner/reference.py``.
 
 The rules. An iteration of a replica costs what ``DecodeCost`` says for its running samples and their resident tokens, and
 every running sample gains one token. Waiting samples form one line; the first starts on the replica with the fewest running

@@ -413,6 +413,12 @@ def test_later_processes_load_the_machine_code_without_a_compiler(tmp_path: Path
     assert child(nothing, NUMBA_CACHE_DIR=str(tmp_path / "elsewhere")).split() == ["False"]
 
 
+def test_machine_code_for_any_processor_has_a_file_of_its_own(tmp_path: Path) -> None:
+    code = "from rljob_planner import _native; print(_native._paths()[0].name)"
+    generic = {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": "", "NUMBA_CACHE_DIR": str(tmp_path)}
+    assert child(code, **generic) != child(code, NUMBA_CACHE_DIR=str(tmp_path))
+
+
 def test_machine_code_that_is_not_whole_is_not_run() -> None:
     simulate(PLAIN, rho=1.0)
     kept = next(path for path in _native._paths() if path.is_file()).read_bytes()
