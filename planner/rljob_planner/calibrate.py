@@ -230,7 +230,7 @@ def mismatches(calibration: Calibration, job: Job) -> tuple[str, ...]:
     for what, measured, planned in (
         ("model", on.model, job.model.name),
         ("GPU", on.gpu, job.accelerators.sampler.name),
-        ("weights", on.weights, spec.weights.value),
+        ("weights", on.weights, job.weights.name),
         ("KV cache", on.kv, spec.kv_cache.value),
     ):
         if measured != planned:

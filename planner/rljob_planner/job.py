@@ -19,6 +19,8 @@ from rljob_planner.lengths import LengthDistribution
 from rljob_planner.memory import kv_room_tokens, shared_prompt_room_tokens
 from rljob_planner.models import ModelShape, from_config, model
 from rljob_planner.placement import Room
+from rljob_planner.precision import WeightFormat
+from rljob_planner.serving import weight_format_of
 from rljob_planner.simulate import DecodeCost, SimulationInput, TrainCost
 from rljob_planner.split import Split, TrainerSplit
 from rljob_planner.steptime import Engine, decode_cost
@@ -140,9 +142,14 @@ class Job:
         return self.prompt_tokens + self.lengths.resident_mean_tokens()
 
     @cached_property
+    def weights(self) -> WeightFormat:
+        """The number format of the samplers' weights; plain fp8 of a checkpoint that is published in blocks is in blocks."""
+        return weight_format_of(self.spec.model.weights.value, self.model)
+
+    @cached_property
     def weight_sync_s(self) -> float:
         """Seconds in which samplers take over a new policy version."""
-        return weight_sync_s(self.model, self.spec.model.weights.value)
+        return weight_sync_s(self.model, self.weights.name)
 
     @cached_property
     def trainer_setup(self) -> TrainerSetup:
@@ -165,7 +172,7 @@ class Job:
                 self.model,
                 gpu if constants is None else replace(gpu, decode=constants),
                 tensor_parallel,
-                self.spec.model.weights.value,
+                self.weights.name,
                 self.spec.model.kv_cache.value,
             )
         return self._engines[tensor_parallel]

@@ -96,7 +96,8 @@ class Space:
         room, longest = job.kv_tokens(tensor_parallel), job.longest_tokens
         gpu = job.accelerators.sampler.name
         if room <= 0:
-            smaller = [] if job.spec.model.weights is Precision.FP8 else ["use model.weights: fp8"]
+            wide = job.weights.linear_bytes > 1
+            smaller = ["use model.weights: fp8"] if wide else []
             self._narrow[width] = (
                 f"the {job.spec.model.weights.value} weights of {job.model.name} do not fit on {tensor_parallel} × {gpu}: "
                 + _either([*_wider(job, width), *smaller, "take GPUs with more memory"])

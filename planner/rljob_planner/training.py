@@ -26,7 +26,7 @@ import yaml
 from rljob_planner.hardware import Gpu, training_constants
 from rljob_planner.memory import trainer_memory
 from rljob_planner.models import ModelShape
-from rljob_planner.precision import bytes_per_element
+from rljob_planner.precision import weight_format
 from rljob_planner.split import TrainerSplit
 
 if TYPE_CHECKING:
@@ -132,7 +132,8 @@ def tensors(model: ModelShape) -> int:
 
 
 def _weight_bytes(model: ModelShape, weights: str) -> float:
-    return model.weight_bytes(bytes_per_element(weights))
+    f = weight_format(weights)
+    return model.weight_bytes(f.linear_bytes) + model.routed_parameters * (f.expert_bytes - f.linear_bytes)
 
 
 @dataclass(frozen=True)

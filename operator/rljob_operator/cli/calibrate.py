@@ -147,6 +147,7 @@ def _engine(model: str | None, names: list[str], gpu: str, tp: int, precision: s
     from rljob_planner.hardware import gpu as known_gpu
     from rljob_planner.models import resolve
     from rljob_planner.precision import weight_format
+    from rljob_planner.serving import weight_format_of
     from rljob_planner.steptime import Engine
 
     if model is None and len(dict.fromkeys(names)) != 1:
@@ -163,7 +164,7 @@ def _engine(model: str | None, names: list[str], gpu: str, tp: int, precision: s
             fail(f"{option}: {error}")
     if not shape.tensor_parallel_fits(tp):
         fail(f"--tp: {shape.name} has {shape.heads} attention heads, which {tp} GPUs cannot share evenly")
-    return Engine(shape, known_gpu(gpu), tp, precision, kv_cache)
+    return Engine(shape, known_gpu(gpu), tp, weight_format_of(precision, shape).name, weight_format(kv_cache).name)
 
 
 def _cases(given: list[str]) -> dict[str, str]:

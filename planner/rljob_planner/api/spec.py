@@ -57,6 +57,7 @@ __all__ = [
     "Toleration",
     "Trainer",
     "TrainerKind",
+    "WeightPrecision",
     "Workload",
 ]
 
@@ -69,11 +70,22 @@ class Objective(StrEnum):
 
 
 class Precision(StrEnum):
-    """A number format of weights or KV cache."""
+    """A number format of the KV cache."""
 
     BF16 = "bf16"
     FP16 = "fp16"
     FP8 = "fp8"
+
+
+class WeightPrecision(StrEnum):
+    """A number format of samplers' weights; ``rljob_planner.precision`` says what a weight of it takes."""
+
+    BF16 = "bf16"
+    FP16 = "fp16"
+    FP8 = "fp8"
+    FP8_BLOCK = "fp8_block"
+    MXFP4 = "mxfp4"
+    NVFP4 = "nvfp4"
 
 
 class TrainerKind(StrEnum):
@@ -141,7 +153,10 @@ class Model(ApiModel):
         default=None,
         description="The fields of the model's Hugging Face config.json, for a model that is not known by name.",
     )
-    weights: Precision = Field(default=Precision.BF16, description="Number format of the samplers' weights.")
+    weights: WeightPrecision = Field(
+        default=WeightPrecision.BF16,
+        description="Number format of the samplers' weights; fp8_block has a scale for each block of a weight, as DeepSeek's has.",
+    )
     kv_cache: Precision = Field(default=Precision.BF16, description="Number format of the samplers' KV cache.")
 
 
