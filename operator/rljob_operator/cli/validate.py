@@ -23,9 +23,7 @@ EXAMPLES = (
 def validate(
     files: Annotated[
         list[Path] | None,
-        typer.Argument(
-            metavar="[CASES.yaml]...", help="Files with cases and serving_points; the packaged ones by default."
-        ),
+        typer.Argument(metavar="CASES.yaml", help="Files with cases and serving_points; the packaged ones by default."),
     ] = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
@@ -59,18 +57,11 @@ def _table(found: ValidationJson) -> RenderableType:
     rows = Table("row", "measured", "predicted", "error", "calibrated", "error", "side", box=None, pad_edge=False)
     for column in (1, 2, 3, 4, 5):
         rows.columns[column].justify = "right"
+    missing: list[str] = []
     for r in found.rows:
         side = "" if r.correct is None else "right" if r.correct else f"wrong: {r.measured_side or r.measured}"
         if not r.covered:
-            rows.add_row(
-                Text(r.id, style="dim"),
-                _value(r.measured, r.unit),
-                Text(f"no: {r.reason}", style="yellow"),
-                "",
-                "",
-                "",
-                "",
-            )
+            missing.append(f"{r.id}: {r.reason}")
             continue
         rows.add_row(
             r.id,
@@ -84,7 +75,8 @@ def _table(found: ValidationJson) -> RenderableType:
     families = _groups("family", [(f.family, f) for f in found.families])
     kinds = _groups("kind", [(k.kind, k) for k in found.summary.kinds])
     s = found.summary
-    return Group(rows, Text(), families, Text(), kinds, Text(), Text(f"{s.predicted} of {s.rows} rows predicted."))
+    words = [Text(f"{s.predicted} of {s.rows} rows predicted."), *(Text(line, style="yellow") for line in missing)]
+    return Group(rows, Text(), families, Text(), kinds, Text(), *words)
 
 
 def _groups(title: str, groups: list[tuple[str, GroupJson]]) -> RenderableType:
