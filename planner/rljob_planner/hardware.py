@@ -28,6 +28,7 @@ FloatArray = NDArray[np.float64]
 GIB = 1024.0**3
 
 _WIDEST_TABLE = 8
+_SLICE = re.compile(r"-mig-\d+g", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -228,6 +229,7 @@ def _network_latency_s() -> float:
 def _plain(name: str) -> str:
     text = re.sub(r"[\s_/]+", "-", re.sub(r"\(.*?\)", "", name).strip().lower())
     text = re.sub(r"-(?:bf16|fp16|fp8|fp4)$", "", text).removesuffix("-shared")
+    text = re.sub(r"^\d+-?x-?(?=[a-z])", "", re.sub(r"(?<=-)(\d+)g(?=-|$)", r"\1gb", text))
     return text.removeprefix("nvidia-").removeprefix("amd-").removeprefix("huawei-").strip("-")
 
 
@@ -250,6 +252,11 @@ def gpu(name: str) -> Gpu:
 
     Raises PlanningError ``UnknownAccelerator`` with the names that come near.
     """
+    if _SLICE.search(name):
+        raise PlanningError(
+            "UnknownAccelerator",
+            f"accelerator {name!r} is a MIG slice: samplers and trainers are planned for whole GPUs, so choose nodes without MIG",
+        )
     key = _names().get(_plain(name))
     if key is None:
         raise PlanningError(

@@ -22,7 +22,16 @@ from rljob_planner.errors import PlanningError
 from rljob_planner.naming import examples, near
 from rljob_planner.shapes import LatentAttention, ModelShape
 
-__all__ = ["LatentAttention", "ModelShape", "from_config", "model", "model_names", "published_parameters", "resolve"]
+__all__ = [
+    "LatentAttention",
+    "ModelShape",
+    "format_in",
+    "from_config",
+    "model",
+    "model_names",
+    "published_parameters",
+    "resolve",
+]
 
 # fmt: off
 _OF_TRAINING = {"base", "chat", "hf", "instruct", "it", "meta", "moe", "preview", "rl", "sft", "thinking"}
@@ -30,6 +39,7 @@ _OF_FORMAT = {
     "4bit", "8bit", "awq", "bf16", "block", "bnb", "dynamic", "fp16", "fp4", "fp8",
     "gptq", "int4", "int8", "kv", "mxfp4", "nvfp4", "pertensor", "static", "w4a16", "w8a8",
 }
+_HOW_SCALED = {"block", "dynamic", "kv", "pertensor", "static"}
 # fmt: on
 _SAME_SHAPE = frozenset(_OF_TRAINING | _OF_FORMAT)
 """Words of a name that say nothing of the shape."""
@@ -102,6 +112,18 @@ def _others(name: str) -> str:
         return f"near are {', '.join(packaged[key]['hf_id'] for key in found)}"
     few = examples((key.partition("-")[0].rstrip("0123456789."), fields["hf_id"]) for key, fields in packaged.items())
     return f"none of the {len(packaged)} known names is near, which are such as {', '.join(few)}"
+
+
+def format_in(name: str) -> str | None:
+    """The number format of weights that a name ends in, as repositories of quantised checkpoints do; None if it has none.
+
+    May be one that the planner does not know, such as ``awq``: those weights are not the published ones, and not 16 bits wide.
+    """
+    words = re.split(r"[\s_\-:/]+", name.strip().lower())
+    known = [w for w in words if w in _OF_FORMAT - _HOW_SCALED]
+    if "fp8" in known and "block" in words:
+        return "fp8_block"
+    return known[-1] if known else None
 
 
 def resolve(name_or_path: str) -> ModelShape:

@@ -59,7 +59,9 @@ class ServingPoint:
 def checked(engine: Engine, isl: int, osl: int, batches: Sequence[int]) -> None:
     """Raises PlanningError where an engine cannot exist or a request cannot be served by it."""
     m, width = engine.model, engine.tensor_parallel
-    if width < 1 or not m.tensor_parallel_fits(width):
+    if width < 1:
+        raise PlanningError("DoesNotFit", f"tensor parallelism {width}: an engine has at least 1 GPU")
+    if not m.tensor_parallel_fits(width):
         raise PlanningError(
             "DoesNotFit", f"tensor parallelism {width}: the {m.heads} attention heads of {m.name} cannot be divided so"
         )

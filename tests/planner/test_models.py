@@ -12,7 +12,7 @@ import yaml
 
 from rljob_planner.errors import PlanningError
 from rljob_planner.hardware import gpu
-from rljob_planner.models import from_config, model, model_names, published_parameters, resolve
+from rljob_planner.models import format_in, from_config, model, model_names, published_parameters, resolve
 
 LLAMA = {
     "model_type": "llama",
@@ -75,6 +75,23 @@ def test_an_unknown_model_names_what_is_near_and_the_way_out() -> None:
     with pytest.raises(PlanningError, match=r"Qwen/Qwen3-8B.*spec\.model\.config") as caught:
         model("Qwen/Qwen3-9B")
     assert caught.value.reason == "UnknownModel"
+
+
+@pytest.mark.parametrize(
+    ("name", "format_name"),
+    [
+        ("Qwen/Qwen3-8B", None),
+        ("Qwen/Qwen3-8B-FP8", "fp8"),
+        ("RedHatAI/Qwen3-8B-FP8-dynamic", "fp8"),
+        ("Qwen3-8B-fp8-block", "fp8_block"),
+        ("nvidia/Llama-3.1-70B-Instruct-NVFP4", "nvfp4"),
+        ("unsloth/gpt-oss-20b-BF16", "bf16"),
+        ("Qwen/Qwen3-8B-AWQ", "awq"),
+    ],
+)
+def test_a_name_may_say_its_number_format(name: str, format_name: str | None) -> None:
+    assert format_in(name) == format_name
+    model(name)
 
 
 @pytest.mark.parametrize("name", ["foo/bar", "", "Llama-4-Maverick"])

@@ -273,6 +273,13 @@ def test_the_command_takes_a_config(tmp_path: Path) -> None:
     assert f"{path}.hidden_size must be a whole number" in err
 
 
+def test_the_format_in_a_name_is_that_of_its_weights() -> None:
+    by_name = run("--model", "Qwen/Qwen3-32B-FP8", *BASE, "-o", "json")[1]
+    assert by_name == run("--model", "Qwen/Qwen3-32B", *BASE, "--precision", "fp8", "-o", "json")[1]
+    assert by_name != run("--model", "Qwen/Qwen3-32B", *BASE, "-o", "json")[1]
+    assert by_name != run("--model", "Qwen/Qwen3-32B-FP8", *BASE, "--precision", "bf16", "-o", "json")[1]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -44,7 +44,13 @@ def calibrate(
         ),
     ] = None,
     tp: Annotated[int, typer.Option("--tp", min=1, max=64, help="Tensor-parallel width of the engine.")] = 1,
-    precision: Annotated[str, typer.Option(help="Number format of the weights: bf16, fp16, fp8, …")] = "bf16",
+    precision: Annotated[
+        str | None,
+        typer.Option(
+            help="Number format of the weights: bf16, fp16, fp8, fp8_block, mxfp4, nvfp4; default: what the model's name says "
+            "(-FP8), or else the published checkpoint's own."
+        ),
+    ] = None,
     kv_cache: Annotated[str, typer.Option(help="Number format of the KV cache: bf16, fp16 or fp8.")] = "bf16",
     case: Annotated[
         list[str] | None,
@@ -141,11 +147,11 @@ def _write(document: CalibrationJson, output: str) -> None:
     typer.echo(f"written to {path}: rljob plan job.yaml --calibration {path}", err=True)
 
 
-def _engine(model: str | None, names: list[str], gpu: str, tp: int, precision: str, kv_cache: str) -> Engine:
+def _engine(model: str | None, names: list[str], gpu: str, tp: int, precision: str | None, kv_cache: str) -> Engine:
     """The engine that was measured; raises PlanningError."""
     from rljob_planner.errors import PlanningError
     from rljob_planner.hardware import gpu as known_gpu
-    from rljob_planner.models import resolve
+    from rljob_planner.models import format_in, resolve
     from rljob_planner.precision import weight_format
     from rljob_planner.serving import weight_format_of
     from rljob_planner.steptime import Engine
@@ -157,7 +163,8 @@ def _engine(model: str | None, names: list[str], gpu: str, tp: int, precision: s
         shape = resolve(model or names[0])
     except PlanningError as error:
         fail(f"{error}; or give --model a path to its config.json" if model is None else str(error))
-    for option, value in (("--precision", precision), ("--kv-cache", kv_cache)):
+    precision = precision or format_in(model or names[0])
+    for option, value in (("--precision", precision or shape.native), ("--kv-cache", kv_cache)):
         try:
             weight_format(value)
         except PlanningError as error:

@@ -24,7 +24,7 @@ def latency(
     precision: Annotated[
         str | None,
         typer.Option(
-            help="Format of the weights: bf16, fp16, fp8, fp8_block, mxfp4, nvfp4; default: the checkpoint's own."
+            help="Format of the weights: bf16, fp16, fp8, fp8_block, mxfp4, nvfp4; default: what the name says (-FP8), or else the published checkpoint's own."
         ),
     ] = None,
     kv_precision: Annotated[
@@ -37,7 +37,7 @@ def latency(
     """Predict the mean time per output token of a served model, the prefill of other requests included."""
     from rljob_planner.errors import PlanningError
     from rljob_planner.hardware import gpu as gpu_named
-    from rljob_planner.models import resolve
+    from rljob_planner.models import format_in, resolve
     from rljob_planner.precision import weight_format
     from rljob_planner.serving import kv_format_of, served, weight_format_of
     from rljob_planner.steptime import Engine
@@ -48,7 +48,7 @@ def latency(
         fail(f"--batch {batch!r}: write numbers of requests with commas, such as 8,16")
     try:
         shape = resolve(model)
-        weights = weight_format_of(precision, shape)
+        weights = weight_format_of(precision or format_in(model), shape)
         engine = Engine(
             shape,
             gpu_named(gpu),
@@ -65,6 +65,12 @@ def latency(
         say(
             [
                 f"KV room holds fewer requests than {', '.join(map(str, bound))}: the others wait, and do not slow the running ones"
+            ]
+        )
+    if tp > engine.gpu.island_gpus:
+        say(
+            [
+                f"{tp} GPUs are more than the {engine.gpu.island_gpus} that reach each other without the network, which each layer then waits for"
             ]
         )
     if output is Output.TABLE:
