@@ -6,8 +6,8 @@ unfinished (pre-queue) and while the group waits (in-queue). Rates follow from a
 replica are as many as slots, in-flight and KV room allow; their resident length is length-biased, E[L²]/(2·E[L]), since a long
 response is seen running for longer. What a bound does is worked out in ``renewal``: a cycle that repeats with every version.
 
-Within 3 % of the period and 0.15 versions of the simulation where one limit is clear: one side, or the bound, by a quarter
-(0.25 versions under ``hold``). Otherwise, most of all near ρ = 1, now one limit counts and now the other, which no formula here
+Within 3 % of the period and 0.15 versions of the simulation where one limit is clear, one side or the bound: with 16 groups a batch,
+by a quarter (0.25 versions under ``hold``). Otherwise, most of all near ρ = 1, now one limit counts and now the other, which no formula here
 knows: ``ClosedForm.contested`` says so, and how far off it may be.
 """
 
@@ -21,7 +21,7 @@ import numpy as np
 
 from rljob_planner.lengths import LengthDistribution
 from rljob_planner.renewal import (
-    CLEARLY,
+    AT_ONCE,
     Lives,
     admitted,
     blocked_staleness,
@@ -54,8 +54,10 @@ class ClosedForm:
     mean_running: float
     """Running samples, all replicas together."""
     contested: bool = False
-    """Whether two limits lie within a quarter of each other, so that now one counts and now the other. The period is then up to
-    a tenth longer, and staleness off by up to a version."""
+    """Whether two limits are so near each other that now one counts and now the other: within a share 1/√n, n the groups of a
+    batch, since these come by chance. The period is then up to a tenth longer, and staleness off by up to a version; more where
+    a queue that blocks, or holding, lets many groups start at once and none for a while. Also where KV room runs out: whom that
+    preempts lives longer, which is not counted."""
 
 
 def mean_staleness(C: float, M: float, B: float, rho: float, q: float) -> float:
@@ -118,17 +120,22 @@ class _Steady:
         return self.rate * (self.free_s - self.inp.weight_sync_s) / self.batch
 
     @property
+    def clearly(self) -> float:
+        """Ratio of two limits from which on the weaker one can be forgotten: the groups of a batch come by chance."""
+        return 1.0 + 1.0 / math.sqrt(self.inp.prompts_per_step)
+
+    @property
     def contested(self) -> bool:
         """Whether both sides are about as fast, or a queue that blocks lets more than a batch start at once."""
         least = max(0.0, self.step_s - self.inp.weight_sync_s) * self.rate / self.batch
         most = self.step_s * self.rate / self.batch
-        if most * CLEARLY > 1.0 and least < CLEARLY:
+        if most * self.clearly > 1.0 and least < self.clearly:
             return True
         room = self.in_flight / self.batch
         if not _blocks(self) or room <= 1.0:
             return False
         every = (self.free_s - self.inp.weight_sync_s) / self.token_s
-        return starts(self.lives(self.token_s), every, CLEARLY * room) is None
+        return starts(self.lives(self.token_s), every, self.clearly * room) is None
 
     @property
     def queue(self) -> float:
@@ -195,6 +202,7 @@ def _with(inp: SimulationInput, samplers: Samplers) -> ClosedForm:
         for _ in range(3):
             running = min(steady.running, batch * samplers.mean * token_s / max(1e-12, period - inp.weight_sync_s))
             token_s = samplers.token_s(running)
+    contested = contested or samplers.preempts(running)
     return ClosedForm(period, staleness, alone / train_rate, alone, train_rate, running, contested)
 
 
@@ -230,19 +238,29 @@ def _admitting(steady: _Steady) -> tuple[float, float, bool]:
     def token_s(every: float) -> float:
         return samplers.token_s(min(work / every, most))
 
+    def crowded_s(batches: float) -> float:
+        share = steady.running / steady.in_flight
+        return samplers.token_s(min(batches * steady.batch * share, most))
+
     # Groups are whole, so the count of unfinished ones falls to its limit when their expected number is half a group above it.
     ahead = inp.max_staleness + 0.5 / inp.prompts_per_step
     fastest = (steady.free_s - inp.weight_sync_s) / steady.token_s
     for _ in range(2):
         fastest = (steady.free_s - inp.weight_sync_s) / token_s(fastest)
+    room = steady.in_flight / steady.batch
     cycle = admitted(
-        steady.lives, token_s, fastest, steady.in_flight / steady.batch, ahead, steady.step_s, inp.weight_sync_s
+        steady.lives, token_s, crowded_s, fastest, room, ahead, steady.step_s, inp.weight_sync_s, steady.clearly
     )
     if cycle.binds:
         return cycle.period_s, float(inp.max_staleness), cycle.contested
-    contested = cycle.contested or steady.contested
-    if steady.rho > 1.0 and inp.queue_capacity is None:
-        return cycle.period_s, float(inp.max_staleness), contested
+    if steady.rho > 1.0:
+        # What admission lets in and is neither trained nor unfinished waits, if the queue has room for it.
+        lives = steady.lives(steady.token_s)
+        waiting = inp.max_staleness + 1.0 - AT_ONCE.alive(lives.group, lives, 0.0, fastest)
+        if waiting <= steady.queue:
+            contested = cycle.contested or steady.contested or waiting > 0.5 * steady.queue
+            return cycle.period_s, float(inp.max_staleness), contested
+    contested = cycle.contested or steady.contested or _blocks(steady)
     return cycle.period_s, min(float(inp.max_staleness), _unbounded_staleness(steady)), contested
 
 
@@ -255,6 +273,7 @@ def _dropping(steady: _Steady) -> tuple[float, float, bool]:
         steady.step_s / token_s,
         steady.queue,
         inp.weight_sync_s / token_s,
+        steady.clearly,
     )
     period = max(steady.step_s, every * token_s + inp.weight_sync_s)
     if _blocks(steady):
@@ -275,9 +294,16 @@ def _holding(steady: _Steady) -> tuple[float, float, bool]:
     cycle = held(lives, steady.in_flight, ahead, short)
     period = cycle * token_s / ahead + inp.weight_sync_s
     if period <= steady.free_s:
-        contested = steady.contested or period * CLEARLY > steady.free_s
+        contested = steady.contested or period * steady.clearly > steady.free_s
         return steady.free_s, _unbounded_staleness(steady), contested
-    contested = period < CLEARLY * steady.free_s
+    if inp.queue_capacity is not None and inp.overflow == "block":
+        # All that was in flight when the queue was full is trained before new groups start, and only those are waited for.
+        unfinished = steady.in_flight / steady.batch * (lives.group.mean + lives.away_tokens)
+        unfinished = max(1.0, unfinished / (lives.sample.mean + lives.away_tokens))
+        period = cycle * token_s / (ahead + unfinished - 1.0) + inp.weight_sync_s
+        return max(steady.free_s, period), steady.queue + 0.5 * (unfinished + 1.0), True
+    # More than two versions ahead, how the periods of a cycle share it matters, and it is only about even.
+    contested = period < steady.clearly * steady.free_s or ahead > 2
     rate = steady.rate * token_s / steady.batch
     if inp.queue_capacity is None:
         rho = rate * cycle / ahead

@@ -25,8 +25,6 @@ from rljob_planner.laws import FloatArray, joint_below, normal_cdf
 from rljob_planner.lengths import LengthDistribution
 from rljob_planner.roots import rising_root
 
-CLEARLY = 1.25
-"""Ratio of two limits from which on the weaker one can be forgotten."""
 _STAYS = np.array(
     [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.87, 0.92, 0.955, 0.975, 0.987, 0.994, 0.998, 0.9993, 0.9998, 1.0]
 )
@@ -165,41 +163,48 @@ class Cycle:
     binds: bool
     """Whether the bound is what limits the period, rather than a side at its full speed."""
     contested: bool
-    """Whether the bound is within a quarter of limiting the period or of not doing so, or the room for samples limits it too."""
+    """Whether the bound does or does not do so by less than it takes to be clear, or the room for samples limits it too."""
 
 
 def admitted(
     lives: Callable[[float], Lives],
     token_s: Callable[[float], float],
+    crowded_s: Callable[[float], float],
     fastest: float,
     room: float,
     ahead: float,
     step_s: float,
     pause_s: float,
+    clearly: float,
 ) -> Cycle:
     """The period where each publication lets one batch of groups start, and ``ahead`` batches may be unfinished.
 
     A step can begin w tokens after a publication if all groups but ``ahead`` batches of those let in are complete by then; it
     ends with the next publication, K tokens after the last. So unfinished(K − tokens of a step) = ``ahead``.
-    ``fastest`` is K at full speed, and ``token_s`` the seconds of a token when a batch takes K of them. ``room`` is in batches;
-    where it cannot hold what starts at once, some of it starts later, which is not counted.
+    ``fastest`` is K at full speed, ``token_s`` the mean seconds of a token when a batch takes K of them, and ``crowded_s`` those of
+    one with so many batches in flight: a step runs at the end of a period, when fewer samples do. ``room`` is in batches; where it
+    cannot hold what starts at once, some of it starts later, which is not counted. ``clearly`` is the ratio of two limits from
+    which on one of them can be forgotten.
     """
 
     def late(every: float) -> float:
         seconds = token_s(every)
-        at = max(0.0, every - step_s / seconds)
         life = lives(seconds)
-        return ahead - AT_ONCE.alive(life.group, life, at, every)
+        at = every - step_s / seconds
+        if at > 0.0:
+            seconds = crowded_s(AT_ONCE.alive(life.sample, life, 0.5 * (at + every), every))
+            at = max(0.0, every - step_s / seconds)
+        return ahead - AT_ONCE.alive(life.group, life, max(0.0, at), every)
 
     if late(fastest) >= 0.0:
-        contested = late(fastest / CLEARLY) < 0.0
+        contested = late(fastest / clearly) < 0.0
         return Cycle(max(step_s, fastest * token_s(fastest) + pause_s), False, contested)
     seconds = token_s(fastest)
     every = rising_root(late, fastest, fastest + lives(seconds).longest + step_s / seconds, 1e-3)
     seconds = token_s(every)
     life = lives(seconds)
     both = AT_ONCE.alive(life.sample, life, 0.0, every) > room
-    return Cycle(every * seconds + pause_s, True, both or every < CLEARLY * fastest)
+    return Cycle(every * seconds + pause_s, True, both or every < clearly * fastest)
 
 
 def blocked_staleness(lives: Lives, every: float, room: float, queue: float) -> float:
@@ -229,7 +234,7 @@ def blocked_staleness(lives: Lives, every: float, room: float, queue: float) -> 
 
 
 def dropping(
-    lives: Lives, rate: float, ahead: int, step: float, queue: float, pause: float
+    lives: Lives, rate: float, ahead: int, step: float, queue: float, pause: float, clearly: float
 ) -> tuple[float, float, bool]:
     """Tokens of a period, mean staleness, and whether both sides limit, where groups over ``ahead`` versions are discarded when the trainer takes them.
 
@@ -254,7 +259,7 @@ def dropping(
         y = tokens / every + min(1.0, step / every)
         share = weights * np.clip(ahead + 1.0 - y, 0.0, 1.0)
         staleness = float(share @ np.minimum(y, ahead)) / max(1e-12, float(share.sum()))
-        return every, staleness, every < CLEARLY * least
+        return every, staleness, every < clearly * least
     y, rho = tokens / least, rate * least
 
     def from_age(low: float, high: float) -> float:
@@ -266,7 +271,7 @@ def dropping(
     if oldest < high:
         high = oldest
         low = rising_root(lambda a: -from_age(a, high), 0.0, high, _PRECISION)
-    return least, window_staleness(weights, y, low, high, ahead), surplus(least / CLEARLY) < 0.0
+    return least, window_staleness(weights, y, low, high, ahead), surplus(least / clearly) < 0.0
 
 
 def window_staleness(weights: FloatArray, lives: FloatArray, low: float, high: float, most: float = math.inf) -> float:

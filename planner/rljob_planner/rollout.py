@@ -51,12 +51,27 @@ class Samplers:
             room = running + self.served(running) * self.away_s
         if self.inp.in_flight_cap is None:
             return room
-        size = self.inp.samples_per_prompt
-        whole = float(self.inp.in_flight_cap // size * size)
-        admitted = min(whole, max(self.inp.in_flight_cap - 0.5 * (size - 1), 1.0))
+        admitted = self._admitted(self.inp.in_flight_cap)
         if admitted <= room or turns == 1:
             return min(room, admitted)
         return admitted if serves else room + (admitted - room) * (turns - 1) / turns
+
+    def _admitted(self, cap: int) -> float:
+        """Mean samples in flight under a cap: samples leave one by one, and a group enters when there is room for all of it."""
+        size, lengths = self.inp.samples_per_prompt, self.inp.lengths
+        usual = max(cap - 0.5 * (size - 1), 1.0)
+        if cap >= 2 * size:
+            return usual
+        # One group at a time: the next one enters when all of this one but the room that is left have ended.
+        left = cap - size
+        ended = (
+            lengths.max_mean(size, self.inp.group_correlation) if left == 0 else lengths.quantile(size / (size + left))
+        )
+        return min(usual, size * self.mean / max(float(ended), 1.0))
+
+    def preempts(self, running: float) -> bool:
+        """Whether so many run that they fill the KV room, which then preempts the newest now and then."""
+        return self.slots < self.inp.max_running and running > 0.95 * self.slots * self.inp.replicas
 
     def running(self, in_flight: float) -> float:
         """Samples of those in flight that run."""

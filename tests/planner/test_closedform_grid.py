@@ -135,20 +135,36 @@ def test_hold(tail: str, rho: float, most: int) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"kv_tokens": 16_000, "in_flight_cap": None},
-        {"kv_tokens": 16_000, "in_flight_cap": None, "weight_sync_s": 0.6},
         {"decode": DecodeCost(np.full(SLOTS + 1, 0.01), 2e-5 * N, np.zeros(SLOTS + 1), 1e-8, 0.0, 0.03)},
         {"decode": DecodeCost(np.full(SLOTS + 1, 0.004), np.full(SLOTS + 1, 0.006), 3e-4 * N, 1e-7, 2e-8)},
         {"decode": DecodeCost(np.full(SLOTS + 1, 0.002), np.full(SLOTS + 1, 0.004), np.zeros(SLOTS + 1), 1e-6, 0.0)},
         {"prompts_per_step": 64, "samples_per_prompt": 2},
         {"prompts_per_step": 8, "samples_per_prompt": 16},
     ],
-    ids=["kv", "kv, weights", "prefill", "compute", "context", "small groups", "large groups"],
+    ids=["prefill", "compute", "context", "small groups", "large groups"],
 )
 @pytest.mark.parametrize("rho", [0.6, 1.8])
 def test_other_limits_of_the_samplers(changes: dict[str, Any], rho: float) -> None:
     queue = 2 * changes.get("prompts_per_step", 16)
     agree(job("middle", rho, queue_capacity=queue, **{"in_flight": 256, **changes}))
+
+
+@pytest.mark.parametrize("weights", [0.0, 0.6])
+@pytest.mark.parametrize("rho", [0.6, 1.8])
+def test_kv_room_that_runs_out_is_about_right_and_said(rho: float, weights: float) -> None:
+    inp = job("middle", rho, kv_tokens=16_000, in_flight_cap=None, weight_sync_s=weights, queue_capacity=32)
+    form, run = both(inp)
+    assert form.contested
+    assert run.preemptions > 0
+    assert form.period_s == pytest.approx(run.period.mean, rel=0.03)
+    assert form.mean_staleness == pytest.approx(run.staleness.mean, abs=0.15)
+
+
+@pytest.mark.parametrize("rho", [0.5, 2.0])
+def test_one_group_at_a_time(rho: float) -> None:
+    form, run = both(job("middle", rho, 8, queue_capacity=32))
+    assert form.period_s == pytest.approx(run.period.mean, rel=0.03)
+    assert form.mean_running == pytest.approx(run.mean_running, rel=0.03)
 
 
 @pytest.mark.parametrize("tail", TAILS)
