@@ -20,11 +20,14 @@ setup: $(STAMP) ## Install everything into .venv, with the rljob command
 
 $(STAMP): pyproject.toml runtime/pyproject.toml
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed: install it, or name it with make PYTHON=/path/to/python3"; exit 1; }
-	@echo "Installing into $(VENV) with $$($(PYTHON) --version)"
+	@echo "Installing into $(VENV) with $$($(PYTHON) --version); the first time this takes about two minutes"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
 	@$(BIN)/python -m pip install --quiet --editable '.[operator]' --editable ./runtime --group dev
+	@echo "Compiling the simulator, which takes up to half a minute"
+	@$(BIN)/python -c 'from rljob_planner.simulate import warm_up; warm_up()'
 	@touch $(STAMP)
+	@echo "Done: source $(VENV)/bin/activate, then rljob --help"
 
 demo: setup ## Run the main job: plan, deploy and rebalance a 64-GPU job on a local control plane
 	@$(BIN)/python -m dev.demo
