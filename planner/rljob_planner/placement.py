@@ -47,7 +47,7 @@ def frontier(
     """The most sampler replicas that fit beside 0, 1, 2, … trainer replicas; the array ends at the most trainers that fit."""
     kinds = Counter((room.free_gpus, room.samplers, room.trainers) for room in rooms if room.free_gpus > 0)
     best = np.zeros(1, dtype=np.int64)
-    rough: list[tuple[NDArray[np.int64], int]] = []
+    rough: list[NDArray[np.int64]] = []
     for (free, samplers, trainers), count in kinds.items():
         here = np.array(
             [
@@ -57,18 +57,39 @@ def frontier(
             dtype=np.int64,
         )
         if np.any(np.diff(here, n=2) > 0):
-            rough.append((here, count))
+            rough.append(_of_many(here, count, _end(most_trainers)))
             continue
         # Each further trainer on a node costs no fewer samplers than the one before, so the cheapest places come first.
         costs = np.sort(np.concatenate([np.diff(best), np.tile(np.diff(here), count)]))[::-1]
         best = best[0] + count * here[0] + np.concatenate([[0], np.cumsum(costs)])[: _end(most_trainers)]
-    for here, count in rough:
-        for _ in range(count):
-            grown = np.full(len(best) + len(here) - 1, _IMPOSSIBLE, dtype=np.int64)
-            for b, a in enumerate(here.tolist()):
-                np.maximum(grown[b : b + len(best)], best + a, out=grown[b : b + len(best)])
-            best = grown[: _end(most_trainers)]
+    for table in rough:
+        best = _joined(best, table)[: _end(most_trainers)]
     return best
+
+
+def _of_many(here: NDArray[np.int64], count: int, end: int | None) -> NDArray[np.int64]:
+    """The table of ``count`` equal nodes, up to ``end``.
+
+    Two halves of them can share any number of trainers so evenly that they differ by no more than one node holds (deal the nodes
+    out by their trainers, in turn), so that each doubling looks at as many pairs as a node has places, and no more.
+    """
+    if count == 1:
+        return here[:end]
+    half = _of_many(here, count // 2, end)
+    both = np.full(2 * len(half) - 1, _IMPOSSIBLE, dtype=np.int64)
+    for more in range(min(len(here), len(half))):
+        pairs = half[more:] + half[: len(half) - more]
+        np.maximum(both[more : more + 2 * len(pairs) : 2], pairs, out=both[more : more + 2 * len(pairs) : 2])
+    return (_joined(both[:end], here) if count % 2 else both)[:end]
+
+
+def _joined(one: NDArray[np.int64], other: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The table of the nodes of both tables together."""
+    long, short = (one, other) if len(one) >= len(other) else (other, one)
+    both = np.full(len(one) + len(other) - 1, _IMPOSSIBLE, dtype=np.int64)
+    for at, samplers in enumerate(short.tolist()):
+        np.maximum(both[at : at + len(long)], long + samplers, out=both[at : at + len(long)])
+    return both
 
 
 def _end(most_trainers: int | None) -> int | None:

@@ -99,6 +99,7 @@ def test_what_cannot_be_planned_is_an_error_with_a_remedy(changes: dict[str, Any
         {"gpus": 1_000_000},
         {"gpus": 1_000_000, "workload__promptsPerStep": 1_000_000},
         {"gpus": 100_000, "objective": "cost"},
+        {"gpus": 1_000_000, "trainer__gpusPerReplica": 4, "workload__promptsPerStep": 2048},
         {"workload__steps": 10_000_000},
         {"workload__promptTokens": {"mean": 1_000_000}},
         {"workload__responseTokens": {"mean": 1, "cv": 0.0, "max": 1}},

@@ -72,6 +72,25 @@ def test_placeable_gpus_are_those_of_the_best_split_within_the_budget(
     assert placeable_gpus(rooms, sampler_gpus, trainer_gpus, budget) == max(held)
 
 
+@given(
+    count=st.integers(1, 40), free=st.integers(1, 16), sampler_gpus=WIDTH, trainer_gpus=WIDTH, most=st.integers(0, 60)
+)
+def test_many_equal_nodes_are_packed_as_one_by_one(
+    count: int, free: int, sampler_gpus: int, trainer_gpus: int, most: int
+) -> None:
+    one = [(free - b * trainer_gpus) // sampler_gpus for b in range(free // trainer_gpus + 1)]
+    best = {0: 0}
+    for _ in range(count):
+        grown: dict[int, int] = {}
+        for trainers, samplers in best.items():
+            for more, left in enumerate(one):
+                grown[trainers + more] = max(grown.get(trainers + more, 0), samplers + left)
+        best = grown
+    rooms = [Room(f"n{i}", free) for i in range(count)]
+    found = frontier(rooms, sampler_gpus, trainer_gpus, most).tolist()
+    assert found == [best[t] for t in sorted(best)][: most + 1]
+
+
 def test_a_node_that_lacks_two_gpus_holds_no_trainer_of_eight() -> None:
     rooms = (*rooms_of("7x8"), Room("last", 6))
     assert not packs(rooms, 2, 0, 8, 8)
