@@ -29,6 +29,8 @@ LEAST_TOKENS = 8.0
 """Response tokens below which a time per token is mostly rounding."""
 
 _SATURATED = 0.8
+_LARGEST = 1e12
+"""Seconds, tokens or requests beyond which a number is no measurement."""
 _SPEC = re.compile(r"(?:(\d+)\*)?(\d+)(?:@(\d+))?(c)?(?::(\d+))?")
 
 
@@ -144,6 +146,8 @@ def _documents(text: str, source: str) -> list[Any]:
     """The JSON documents of a text: one, a list of them, or one a line (``--append-result``)."""
     try:
         whole = json.loads(text)
+    except RecursionError:
+        raise PlanningError("InvalidBenchmark", f"{source}: this is nested too deeply to be a result") from None
     except ValueError:
         try:
             return [json.loads(line) for line in text.splitlines() if line.strip()]
@@ -231,7 +235,7 @@ def _others(
     completed, decode_s = numbers["completed"], tpot_s * max(response - 1.0, 1.0)
     mean = completed * decode_s / numbers["duration"]
     cap, rate = numbers.get("max_concurrency"), result.get("request_rate")
-    unlimited = rate is None or _float(rate) is None or math.isinf(float(rate))
+    unlimited = _float(rate) is None
     if unlimited:
         cap = completed if cap is None else min(cap, completed)
         if completed <= cap:
@@ -252,9 +256,10 @@ def _detailed(result: Mapping[str, Any], source: str) -> MeasuredStep | None:
     requests = []
     try:
         for start, ttft, gaps, prompt, response in zip(*columns, strict=True):
-            if ttft > 0 and response > 1:
-                first = start + ttft
-                requests.append(RequestTiming(first, first + math.fsum(gaps), prompt, response))
+            if _times(ttft) > 0 and _times(response) > 1:
+                first = _times(start) + ttft
+                last = first + math.fsum(map(_times, gaps))
+                requests.append(RequestTiming(first, last, _times(prompt), response))
     except (TypeError, ValueError):
         return None
     return row_of_requests(source, requests)
@@ -298,8 +303,12 @@ def _forward(found: _Found, case: Mapping[str, Any], name: str, source: str, cas
             decode, context = decode + count, context + count * float(match[3] or 1)
         else:
             prefills, prefilled = prefills + count, prefilled + count * query
-    if decode < 1:
-        found.skipped.append((source, "it decodes nothing"))
+    measured_us = _float(case["median_us"])
+    if decode < 1 or not measured_us or measured_us <= 0:
+        found.skipped.append((source, "it decodes nothing" if decode < 1 else "it took no time"))
+        return
+    if max(decode, prefills, context, prefilled) > _LARGEST:
+        found.skipped.append((source, f"{shape!r} is larger than any batch"))
         return
     found.rows.append(
         MeasuredStep(
@@ -310,15 +319,24 @@ def _forward(found: _Found, case: Mapping[str, Any], name: str, source: str, cas
             response_tokens=0.0,
             context_tokens=context / decode,
             prefills_per_step=prefills,
-            measured_s=float(case["median_us"]) * 1e-6,
+            measured_s=measured_us * 1e-6,
         )
     )
 
 
 def _float(value: Any) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
+    """A number that a benchmark can have measured; None for everything else, NaN and infinities included."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not -_LARGEST <= value <= _LARGEST:
         return None
     return float(value)
+
+
+def _times(value: Any) -> float:
+    """A time or a length of a detailed result; raises ValueError."""
+    number = _float(value)
+    if number is None or number < 0:
+        raise ValueError(f"{value!r:.40} is no time or length")
+    return number
 
 
 def _number(text: str | None) -> Any:

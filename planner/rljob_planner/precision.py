@@ -55,6 +55,8 @@ _ALIASES = {
 
 PRECISIONS = tuple(_FORMATS)
 """Names of the formats."""
+KV_PRECISIONS = ("bf16", "fp16", "fp8")
+"""Formats that engines keep a KV cache in."""
 
 
 def weight_format(name: str) -> WeightFormat:
@@ -65,6 +67,19 @@ def weight_format(name: str) -> WeightFormat:
         if found is not None:
             return found
     raise PlanningError("UnknownPrecision", f"precision {name!r} is not known: write one of {', '.join(PRECISIONS)}")
+
+
+def kv_format(name: str) -> str:
+    """The format of a KV cache by this name, also as engines write it; raises PlanningError ``UnknownPrecision``."""
+    try:
+        found = weight_format(name).name
+    except PlanningError:
+        found = name
+    if found not in KV_PRECISIONS:
+        raise PlanningError(
+            "UnknownPrecision", f"KV cache precision {name!r} is not known: write one of {', '.join(KV_PRECISIONS)}"
+        )
+    return found
 
 
 def bytes_per_element(precision: str) -> float:

@@ -202,9 +202,54 @@ def test_forward_cases_are_exact_batches(tmp_path: Path) -> None:
     assert any("--case named=" in reason for _, reason in unnamed.skipped)
 
 
+NONSENSE: list[Any] = [None, -1, 1e300, 10**400, math.inf, math.nan, "x", [], {}, True]
+
+
+@pytest.mark.parametrize("field", sorted(result()))
+@pytest.mark.parametrize("value", NONSENSE, ids=lambda v: f"{v!r:.8}")
+def test_a_number_that_is_none_is_a_reason_or_not_needed(field: str, value: Any) -> None:
+    row, reason = served_row(result() | {field: value}, "it")
+    assert (row is None) == bool(reason)
+    assert row is None or math.isfinite(row.running + row.measured_s + row.context_tokens)
+
+
+@pytest.mark.parametrize("field", ["start_times", "ttfts", "itls", "input_lens", "output_lens"])
+@pytest.mark.parametrize("value", NONSENSE, ids=lambda v: f"{v!r:.8}")
+def test_details_that_make_no_sense_leave_the_summary(field: str, value: Any) -> None:
+    detailed = {"start_times": [0.0], "ttfts": [0.1], "itls": [[0.02] * 100], "input_lens": [200], "output_lens": [101]}
+    by_details, _ = served_row(result(1) | detailed, "it")
+    assert by_details is not None
+    assert by_details.measured_s == pytest.approx(0.02)
+    for broken in (value, [value], [[value]]):
+        row, _ = served_row(result(1) | detailed | {field: broken}, "it")
+        assert row is not None
+        assert row.measured_s == pytest.approx(0.01)
+
+
+@pytest.mark.parametrize(
+    ("case", "why"),
+    [
+        ({"median_us": 0, "reqs": "8*1@100"}, "it took no time"),
+        ({"median_us": -5, "reqs": "8*1@100"}, "it took no time"),
+        ({"median_us": 5, "reqs": f"{10**20}*1@100"}, "larger than any batch"),
+        ({"median_us": 5, "reqs": "0*1@100"}, "decodes nothing"),
+    ],
+)
+def test_a_forward_case_that_measured_nothing_says_so(tmp_path: Path, case: dict[str, Any], why: str) -> None:
+    path = tmp_path / "forward.json"
+    path.write_text(json.dumps(case), encoding="utf-8")
+    ((_, reason),) = read_benchmarks([path]).skipped
+    assert why in reason
+
+
 @pytest.mark.parametrize(
     ("text", "why"),
-    [("no json", "no JSON"), ('{"a": 1}', "no result of vllm bench"), ("[]", "no result of vllm bench")],
+    [
+        ("[" * 100_000, "nested too deeply"),
+        ("no json", "no JSON"),
+        ('{"a": 1}', "no result of vllm bench"),
+        ("[]", "no result of vllm bench"),
+    ],
 )
 def test_a_file_that_is_no_benchmark_is_an_error(tmp_path: Path, text: str, why: str) -> None:
     path = tmp_path / "x.json"

@@ -152,7 +152,7 @@ def _engine(model: str | None, names: list[str], gpu: str, tp: int, precision: s
     from rljob_planner.errors import PlanningError
     from rljob_planner.hardware import gpu as known_gpu
     from rljob_planner.models import format_in, resolve
-    from rljob_planner.precision import weight_format
+    from rljob_planner.precision import kv_format, weight_format
     from rljob_planner.serving import weight_format_of
     from rljob_planner.steptime import Engine
 
@@ -164,14 +164,17 @@ def _engine(model: str | None, names: list[str], gpu: str, tp: int, precision: s
     except PlanningError as error:
         fail(f"{error}; or give --model a path to its config.json" if model is None else str(error))
     precision = precision or format_in(model or names[0])
-    for option, value in (("--precision", precision or shape.native), ("--kv-cache", kv_cache)):
+    for option, value, known in (
+        ("--precision", precision or shape.native, weight_format),
+        ("--kv-cache", kv_cache, kv_format),
+    ):
         try:
-            weight_format(value)
+            known(value)
         except PlanningError as error:
             fail(f"{option}: {error}")
     if not shape.tensor_parallel_fits(tp):
         fail(f"--tp: {shape.name} has {shape.heads} attention heads, which {tp} GPUs cannot share evenly")
-    return Engine(shape, known_gpu(gpu), tp, weight_format_of(precision, shape).name, weight_format(kv_cache).name)
+    return Engine(shape, known_gpu(gpu), tp, weight_format_of(precision, shape).name, kv_format(kv_cache))
 
 
 def _cases(given: list[str]) -> dict[str, str]:

@@ -38,7 +38,7 @@ def latency(
     from rljob_planner.errors import PlanningError
     from rljob_planner.hardware import gpu as gpu_named
     from rljob_planner.models import format_in, resolve
-    from rljob_planner.precision import weight_format
+    from rljob_planner.precision import kv_format
     from rljob_planner.serving import kv_format_of, served, weight_format_of
     from rljob_planner.steptime import Engine
 
@@ -54,7 +54,7 @@ def latency(
             gpu_named(gpu),
             tp,
             weights.name,
-            weight_format(kv_precision).name if kv_precision else kv_format_of(weights),
+            kv_format(kv_precision) if kv_precision else kv_format_of(weights),
             ep,
         )
         points = served(engine, isl, osl, batches)

@@ -17,6 +17,7 @@ import yaml
 from rljob_planner.errors import PlanningError
 from rljob_planner.hardware import gpu
 from rljob_planner.models import model
+from rljob_planner.precision import kv_format
 from rljob_planner.serving import MOST_REQUESTS, MOST_TOKENS, kv_format_of, weight_format_of
 from rljob_planner.steptime import Engine
 from rljob_planner.validation.stated import POINTS, Stated, cell_fields, check_shape
@@ -60,7 +61,7 @@ class Curve:
         """The engine as the planner knows it; raises PlanningError if a name is not known."""
         shape = model(self.model_name)
         weights = weight_format_of(self.precision, shape)
-        kv = self.kv or kv_format_of(weights)
+        kv = kv_format(self.kv) if self.kv else kv_format_of(weights)
         return Engine(shape, gpu(self.gpu_name), self.tensor_parallel, weights.name, kv)
 
     @property
