@@ -13,7 +13,7 @@ from pathlib import Path
 
 from dev.docs import command_line, first_principles, planner
 from dev.docs.example import ROOT
-from dev.docs.page import differences
+from dev.docs.page import StaleProseError, differences
 
 DOCS = ROOT / "docs"
 
@@ -30,7 +30,10 @@ def outdated(name: str) -> list[str]:
     path = DOCS / name
     if not path.is_file():
         return [f"{path.relative_to(ROOT)} is not there"]
-    return differences(path.read_text(encoding="utf-8"), PAGES[name]())
+    try:
+        return differences(path.read_text(encoding="utf-8"), PAGES[name]())
+    except StaleProseError as error:
+        return [str(error)]
 
 
 def write(name: str) -> Path:

@@ -173,7 +173,7 @@ The first part is the way through the samplers, the second the queue (Applied Co
 
 - Over ρ below 0.85 and above 1.15 they differ by at most {number(worst_away, 1)} versions in staleness and {percent(period_away, 1)} in the period.
 - **The formula is wrong near ρ = 1.** There the queue is now empty and now full, and a formula knows only one of them: it is off by {number(abs(near.formula_staleness - near.staleness), 1)} versions at ρ = {near.rho:g} with a queue of {near.capacity} batches, and by {percent(abs(slowest.formula_period_s / slowest.period_s - 1.0))} in the period at ρ = {slowest.rho:g} with a queue of {slowest.capacity} {"batch" if slowest.capacity == 1 else "batches"}.
-  It also sees the jump too sharply: a queue of four batches is worth three versions of staleness more than a queue of one, gained or lost within a few percent of ρ.
+  It also sees the jump too sharply: a queue of four batches is worth three versions of staleness more than a queue of one, gained or lost within a few percent of ρ. (The jump lies a little above 1, since here ρ leaves out the time that samplers spend loading weights.)
 - **The simulation is wrong wherever its inputs are.** It is exact in its own rules, and reality has more: engines that pause, routers that don't balance, noisy neighbours, frameworks that hold a lock. Decode and training speeds come from data sheets and public benchmarks until something is measured;
   [validation.md](validation.md) compares them with published measurements, misses included, and `rljob calibrate` replaces them with yours.
 - **Both compare splits better than they predict times.** An error that makes everything 10 % slower moves no minimum.
