@@ -60,6 +60,7 @@ def neighbours(race: Race, space: Space, best: Split) -> list[Evaluation]:
 def synchronous(job: Job, space: Space, best: Split, calibration: Calibration, seed: int) -> Evaluation | None:
     """All GPUs sample, then all train: the best engine width with as many trainers as the nodes hold.
 
+    Engines and trainer share their GPUs, which makes training steps slower and moves the optimizer's state out and in.
     None where the roles cannot share GPUs: different accelerators, nodes of one role alone, or a trainer that does not fit.
     """
     if job.accelerators.sampler != job.accelerators.trainer:
@@ -195,7 +196,7 @@ def elasticity(job: Job, best: Evaluation, calibration: Calibration, seed: int) 
     warmup = warmup_steps(job)
     steps = full_steps(job) // 2
 
-    def slope(jobs: tuple[Job, Job] = (job, job), **names: str) -> float | None:
+    def slope(vary: str, jobs: tuple[Job, Job] = (job, job)) -> float | None:
         periods_s: list[float] = []
         for of, factor in zip(jobs, (1.0 / _NUDGE, _NUDGE), strict=True):
             inp = of.simulation_input(
@@ -204,7 +205,9 @@ def elasticity(job: Job, best: Evaluation, calibration: Calibration, seed: int) 
                 steps=steps + warmup,
                 warmup=warmup,
                 seed=seed,
-                **dict.fromkeys(names.values(), factor),
+                decode_speed=factor if vary == "decode" else 1.0,
+                train_speed=factor if vary == "train" else 1.0,
+                sync_time=factor if vary == "sync" else 1.0,
             )
             try:
                 periods_s.append(simulate(slice_of(inp), rho=math.nan).period.mean)
@@ -213,16 +216,16 @@ def elasticity(job: Job, best: Evaluation, calibration: Calibration, seed: int) 
         return math.log(periods_s[1] / periods_s[0]) / (2.0 * math.log(_NUDGE))
 
     tails = _tails(job)
-    decode, sync = slope(vary="decode_speed"), slope(vary="sync_time")
+    decode, sync = slope("decode"), slope("sync")
     if decode is not None and sync is not None and job.spec.workload.environment is None:
         train: float | None = -1.0 - decode + sync
     else:
-        train = slope(vary="train_speed")
+        train = slope("train")
     return Elasticity(
         decode=decode,
         train=train,
         sync=sync,
-        tail=None if tails is None else slope(tails),
+        tail=None if tails is None else slope("tail", tails),
     )
 
 

@@ -102,7 +102,9 @@ def simulated(
             "raise it to workload.samplesPerPrompt at least",
         )
     warmup = warmup_steps(job)
-    inp = job.simulation_input(split, calibration, steps=steps + warmup, warmup=warmup, seed=seed)
+    inp = job.simulation_input(
+        split, calibration, steps=steps + warmup, warmup=warmup, seed=seed, colocated=split.mode == "sync"
+    )
     part = slice_of(inp)
     try:
         result = simulate(part, rho=predict(inp).rho if split.mode == "async" else None)

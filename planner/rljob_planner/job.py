@@ -24,7 +24,7 @@ from rljob_planner.serving import weight_format_of
 from rljob_planner.simulate import DecodeCost, SimulationInput, TrainCost
 from rljob_planner.split import Split, TrainerSplit
 from rljob_planner.steptime import Engine, decode_cost
-from rljob_planner.training import TrainerSetup, train_cost, weight_sync_s
+from rljob_planner.training import TrainerSetup, train_cost, training_efficiency, weight_sync_s
 
 if TYPE_CHECKING:
     from rljob_planner.calibrate import Calibration
@@ -214,8 +214,15 @@ class Job:
         decode_speed: float = 1.0,
         train_speed: float = 1.0,
         sync_time: float = 1.0,
+        colocated: bool = False,
     ) -> SimulationInput:
-        """What the simulator needs to run this split; the last three vary one thing for elasticities."""
+        """What the simulator needs to run this split; speeds and sync time vary one thing for elasticities.
+
+        ``colocated``: engines and trainer share GPUs, as published runs of mode ``sync`` do. A training step is slower there, and
+        the optimizer's state leaves the GPUs and comes back.
+        """
+        slowdown = training_efficiency().colocated_slowdown if colocated else 1.0
+        offload_s = self._offload_s(split) if colocated else 0.0
         spec, tensor_parallel = self.spec, split.samplers.tensor_parallel
         queue, environment, turns = spec.queue, spec.workload.environment, self.simulated_turns
         return SimulationInput(
@@ -226,8 +233,8 @@ class Job:
             decode=self.decode_cost(
                 tensor_parallel, split.samplers.max_running, calibration.sampler_factor * decode_speed
             ),
-            train=self.train_cost(split.trainers, calibration.trainer_factor * train_speed),
-            weight_sync_s=self.weight_sync_s * sync_time,
+            train=self.train_cost(split.trainers, calibration.trainer_factor * train_speed / slowdown),
+            weight_sync_s=(self.weight_sync_s + offload_s) * sync_time,
             prompts_per_step=spec.workload.prompts_per_step,
             samples_per_prompt=self.group,
             prompt_tokens=self.prompt_tokens,
@@ -245,6 +252,12 @@ class Job:
             turn_cv=0.0 if environment is None else environment.cv * math.sqrt((turns - 1) / (environment.turns - 1)),
             sandboxes=self.sandbox_limit,
         )
+
+    def _offload_s(self, split: Split) -> float:
+        """Seconds in which the optimizer's state leaves GPUs that sample next, and comes back."""
+        known, gpu = training_efficiency(), self.accelerators.trainer
+        moved_bytes = 2.0 * known.offloaded_bytes * self.model.parameters / split.trainers.gpus
+        return moved_bytes / (known.pcie_share * gpu.pcie_bytes_per_s)
 
     def usd_per_hour(self, split: Split) -> float | None:
         """Price of the GPUs that a split uses, None if one of them has none."""
