@@ -28,12 +28,10 @@ from rljob_planner.renewal import (
     dropping,
     held,
     held_staleness,
-    lives_of,
-    lives_with_stays,
     starts,
     window_staleness,
 )
-from rljob_planner.rollout import Samplers, batch_s
+from rljob_planner.rollout import Samplers, batch_s, lives_with
 from rljob_planner.simulate import SimulationInput
 
 
@@ -144,18 +142,7 @@ class _Steady:
 
     @cached_property
     def _usual_lives(self) -> Lives:
-        inp, size = self.inp, self.inp.samples_per_prompt
-        if self._stay_tokens <= 0.0:
-            return lives_of(inp.lengths, size, inp.group_correlation)
-        spread = inp.turn_cv / math.sqrt(inp.turns - 1)
-        return lives_with_stays(inp.lengths, size, inp.group_correlation, self._stay_tokens, spread)
-
-    @cached_property
-    def _stay_tokens(self) -> float:
-        """Tokens of the stays in environments where they vary; waiting for them hardly does."""
-        if self.away_s <= 0.0 or self.inp.turn_cv <= 0.0:
-            return 0.0
-        return round(min(self.away_s, self.samplers.away_s) / self.token_s, 1)
+        return lives_with(self.inp, self.away_s, self.token_s)
 
     @cached_property
     def away_s(self) -> float:
@@ -164,9 +151,10 @@ class _Steady:
 
     def lives(self, token_s: float) -> Lives:
         """Lives where a token takes this long."""
+        usual = self._usual_lives
         if self.away_s <= 0.0:
-            return self._usual_lives
-        return replace(self._usual_lives, away_tokens=self.away_s / token_s - self._stay_tokens)
+            return usual
+        return replace(usual, away_tokens=usual.away_tokens + self.away_s / token_s - self.away_s / self.token_s)
 
 
 def _asynchronous(inp: SimulationInput) -> ClosedForm:
@@ -319,11 +307,15 @@ def _lock_step(inp: SimulationInput) -> ClosedForm:
     samplers, sampling_s = Samplers(inp), batch_s(inp)
     together = max(sampling_s, step_s) if inp.mode == "one-step-off" else sampling_s + step_s
     period = together + inp.weight_sync_s
+    running = 0.0
+    for _ in range(3):
+        token_s = samplers.token_s(running * period / sampling_s)
+        running = min(samplers.slots * inp.replicas, B * samplers.mean * token_s / period)
     return ClosedForm(
         period_s=period,
         mean_staleness=1.0 if inp.mode == "one-step-off" else 0.0,
         rho=step_s / sampling_s,
         rollout_rate=B / sampling_s,
         train_rate=B / step_s if step_s > 0 else math.inf,
-        mean_running=min(samplers.slots * inp.replicas, B * samplers.mean * samplers.token_s(B) / period),
+        mean_running=running,
     )

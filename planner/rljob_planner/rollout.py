@@ -8,14 +8,18 @@ length-biased mean: a long response is seen running for longer.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
 from rljob_planner.laws import FloatArray
+from rljob_planner.renewal import Lives, lives_of, lives_with_stays
 from rljob_planner.roots import rising_root
 from rljob_planner.simulate import DecodeCost, SimulationInput
 
 _PRECISION = 1e-6
+_CELLS = 384
+"""Into so many a batch that starts in turn is divided."""
 
 
 class Samplers:
@@ -43,18 +47,26 @@ class Samplers:
         Groups are admitted whole, so a cap is not quite reached. Under a cap, samples wait for a slot between their turns, and for
         a sandbox where those are too few; those that wait for their first slot have not started.
         """
-        room = self.slots * self.inp.replicas
-        turns, serves = self.inp.turns, False
-        if self.away_s > 0.0:
-            running = self._within_sandboxes(room)
-            serves = running < room
-            room = running + self.served(running) * self.away_s
+        room, turns = self.room(), self.inp.turns
         if self.inp.in_flight_cap is None:
             return room
         admitted = self._admitted(self.inp.in_flight_cap)
-        if admitted <= room or turns == 1:
+        if admitted <= room or self.away_s == 0.0:
             return min(room, admitted)
-        return admitted if serves else room + (admitted - room) * (turns - 1) / turns
+        return admitted if self.few_sandboxes() else room + (admitted - room) * (turns - 1) / turns
+
+    def room(self) -> float:
+        """Samples that run or are in their environment when there are more than enough, so that none of these waits."""
+        room = self.slots * self.inp.replicas
+        if self.away_s == 0.0:
+            return room
+        running = self._within_sandboxes(room)
+        return running + self.served(running) * self.away_s
+
+    def few_sandboxes(self) -> bool:
+        """Whether sandboxes run out before slots do."""
+        slots = self.slots * self.inp.replicas
+        return self.away_s > 0.0 and self._within_sandboxes(slots) < slots
 
     def _admitted(self, cap: int) -> float:
         """Mean samples in flight under a cap: samples leave one by one, and a group enters when there is room for all of it."""
@@ -101,29 +113,73 @@ class Samplers:
 def batch_s(inp: SimulationInput) -> float:
     """Seconds in which all replicas sample one batch, from its first token to the end of its longest response.
 
-    While more samples wait than run, slots stay full; then the batch drains: after j tokens those still run whose (remaining)
-    length exceeds j, and iterations get faster as they get fewer. The sum over j stops with the longest response.
+    The batch drains: after j tokens those run whose life exceeds j, and iterations get faster as they get fewer. Where not all of
+    it fits at once, the rest starts as samples end; how many have ended by when is the renewal function of their lives. The sum
+    stops with the longest life, whenever it started.
     """
-    lengths, samplers = inp.lengths, Samplers(inp)
-    B = inp.prompts_per_step * inp.samples_per_prompt
-    per_replica = B / inp.replicas
-    slots = samplers.slots
-    if inp.in_flight_cap is not None:
-        slots = min(slots, inp.in_flight_cap / inp.replicas)
-    edges = np.concatenate([[0.0], lengths.coarse.support_tokens])
-    steps = np.diff(edges)
-    middle = edges[:-1] + 0.5 * (steps - 1.0)
-    survival = lengths.survival(np.floor(middle))
-    full_s = 0.0
-    if per_replica > slots:
-        full_s = (per_replica - slots) * samplers.mean * samplers.token_s(slots * inp.replicas) / slots
-        remaining = np.cumsum((survival * steps)[::-1])[::-1] / samplers.mean
-        survival, per_replica = np.minimum(1.0, remaining), slots
-    n = np.maximum(1.0, per_replica * survival)
-    alive = 1.0 - (1.0 - np.minimum(1.0, survival)) ** (per_replica * inp.replicas)
-    prefill_s = inp.decode.prefill_s_per_sample * B / inp.replicas
-    token_s = _iteration_s(inp.decode, n, n * (inp.prompt_tokens + middle))
-    return full_s + prefill_s + float(np.sum(steps * alive * token_s))
+    samplers = Samplers(inp)
+    batch = inp.prompts_per_step * inp.samples_per_prompt
+    in_flight = min(float(batch), samplers.most_in_flight())
+    if samplers.few_sandboxes():
+        # Who waits for a sandbox waits less and less as the batch drains: as if it had not started.
+        in_flight = min(in_flight, samplers.room())
+    running = samplers.running(in_flight)
+    token_s = samplers.token_s(running)
+    away_s = max(0.0, in_flight - running) / samplers.served(running)
+    lives = lives_with(inp, away_s, token_s)
+    prefill_s = inp.decode.prefill_s_per_sample * batch / inp.replicas
+    if in_flight < batch:
+        at, steps, left, age, alive = _in_turn(lives, in_flight, batch, inp.samples_per_prompt)
+    else:
+        edges = np.concatenate([[0.0], lives.sample.tokens + lives.away_tokens])
+        steps = np.diff(edges)
+        age = edges[:-1] + 0.5 * (steps - 1.0)
+        at = np.floor(age) - lives.away_tokens
+        left = batch * lives.sample.left(at)
+        alive = 1.0 - (1.0 - lives.group.left(at)) ** inp.prompts_per_step
+    share = running / in_flight
+    n = np.clip(left * share / inp.replicas, 1.0, inp.max_running)
+    held = n * (inp.prompt_tokens + np.minimum(age * share, inp.lengths.cap_tokens))
+    return prefill_s + float(np.sum(steps * alive * _iteration_s(inp.decode, n, held)))
+
+
+def lives_with(inp: SimulationInput, away_s: float, token_s: float) -> Lives:
+    """Lives of a job's samples, of which each does not run for ``away_s`` seconds, where a token takes ``token_s``."""
+    size, correlation = inp.samples_per_prompt, inp.group_correlation
+    if away_s <= 0.0:
+        return lives_of(inp.lengths, size, correlation)
+    if inp.turn_cv <= 0.0:
+        return replace(lives_of(inp.lengths, size, correlation), away_tokens=away_s / token_s)
+    # Stays vary, waiting for them hardly does.
+    stay = round(min(away_s, (inp.turns - 1) * inp.turn_s) / token_s, 1)
+    spread = inp.turn_cv / math.sqrt(inp.turns - 1)
+    return replace(lives_with_stays(inp.lengths, size, correlation, stay, spread), away_tokens=away_s / token_s - stay)
+
+
+def _in_turn(
+    lives: Lives, room: float, batch: int, size: int
+) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray, FloatArray]:
+    """Times, their distances, samples alive, their mean age, and the chance that any is, where only ``room`` fit at once."""
+    mean = lives.sample.mean + lives.away_tokens
+    end = (batch / room - 1.0) * mean + lives.longest
+    step = end / _CELLS
+    at: FloatArray = np.arange(_CELLS, dtype=np.float64) * step
+    below = 1.0 - lives.sample.left(at + 0.5 * step - lives.away_tokens)
+    ending = np.diff(below, prepend=0.0)
+    ending[1] += ending[0]
+    ending[0] = 0.0
+    renewed = ending.copy()
+    for i in range(1, _CELLS):
+        renewed[i] += float(np.sum(ending[1 : i + 1] * renewed[i - 1 :: -1][:i]))
+    started = np.minimum(room * (1.0 + np.cumsum(renewed)), float(batch))
+    starts = np.diff(started, prepend=0.0)
+    left = lives.sample.left(at - lives.away_tokens)
+    alive = np.minimum(np.convolve(starts, left)[:_CELLS], room)
+    age = np.convolve(starts, left * at)[:_CELLS] / np.maximum(alive, 1e-9)
+    ended = np.log(np.maximum(1.0 - lives.group.left(at - lives.away_tokens), 1e-300))
+    nobody = np.exp(np.convolve(starts / size, ended)[:_CELLS])
+    anybody = np.where(started < batch * (1.0 - 1e-9), 1.0, 1.0 - nobody)
+    return at, np.full(_CELLS, step), np.asarray(alive), np.asarray(age), np.asarray(anybody)
 
 
 def _iteration_s(decode: DecodeCost, n: FloatArray, resident: FloatArray) -> FloatArray:

@@ -7,8 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rljob_planner.closedform import batch_s, mean_staleness, period_ratio, predict
+from rljob_planner.closedform import mean_staleness, period_ratio, predict
 from rljob_planner.lengths import LengthDistribution
+from rljob_planner.rollout import batch_s
 from rljob_planner.simulate import DecodeCost, SimulationInput, TrainCost, simulate
 
 SLOTS = 64
@@ -95,8 +96,8 @@ def test_queue_that_drops(train_s: float, batches: int) -> None:
         ({"mode": "sync", "train": training(20.0)}, 0.02, 0.0),
         ({"mode": "one-step-off"}, 0.03, 0.0),
         ({"mode": "one-step-off", "train": training(60.0)}, 0.01, 0.0),
-        ({"mode": "sync", "in_flight_cap": 64}, 0.05, 0.0),
-        ({"mode": "sync", "prompts_per_step": 128, "in_flight_cap": None}, 0.04, 0.0),
+        ({"mode": "sync", "in_flight_cap": 64}, 0.02, 0.0),
+        ({"mode": "sync", "prompts_per_step": 128, "in_flight_cap": None}, 0.03, 0.0),
     ],
 )
 def test_other_rules(changes: dict[str, object], period: float, staleness: float) -> None:

@@ -95,3 +95,29 @@ def test_lengths_that_drift_count_at_their_mean(rho: float) -> None:
     assert form.period_s == pytest.approx(run.period.mean, rel=0.03)
     assert form.mean_staleness == pytest.approx(run.staleness.mean, abs=0.25)
     assert form.rollout_rate < predict(inp).rollout_rate
+
+
+@pytest.mark.parametrize("tail", TAILS)
+@pytest.mark.parametrize("mode", ["sync", "one-step-off"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"group_correlation": 0.5},
+        {"turns": 4, "turn_s": 1.5},
+        {"turns": 4, "turn_s": 1.5, "turn_cv": 1.0},
+        {"in_flight_cap": 64},
+        {"prompts_per_step": 96},
+        {"prompts_per_step": 96, "turns": 4, "turn_s": 1.5},
+        {"turns": 4, "turn_s": 1.5, "sandboxes": 20},
+    ],
+    ids=["plain", "alike", "turns", "turns that vary", "cap", "two rounds", "two rounds of turns", "sandboxes"],
+)
+def test_a_batch_that_starts_at_once_or_in_turn(tail: str, mode: str, changes: dict[str, Any]) -> None:
+    inp = job(tail, 0.3, **{"in_flight": 1024, "steps": 150, "warmup": 10, **changes})
+    inp = replace(inp, mode=mode, weight_sync_s=0.3)
+    form, run = predict(inp), simulate(inp, rho=0.0)
+    # Stays and waits for sandboxes are taken at their mean, which counts where many go through them in step.
+    rough = "turns" in changes and ("prompts_per_step" in changes or "sandboxes" in changes)
+    assert form.period_s == pytest.approx(run.period.mean, rel=0.08 if rough else 0.035)
+    assert form.mean_staleness == run.staleness.mean
