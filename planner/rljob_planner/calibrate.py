@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 LEAST_FACTOR = 0.5
 MOST_FACTOR = 2.0
+MOST_SHARED_ERROR = 0.10
+"""Mean error of a fit from which it is said that the model does not describe its rows."""
 _WEIGHT = 0.3
 """Weight of a new reading in the average."""
 
@@ -70,6 +72,8 @@ class Calibration:
     """Tokens in the KV cache of a replica as its engine reports them, at the width of ``measured_on``; None: computed."""
     measured_on: MeasuredOn | None = None
     """The engine behind ``decode`` and ``kv_tokens``."""
+    fit_error: float | None = None
+    """Mean |error| of the fit on the benchmark rows that it was made from; None: no benchmark."""
 
     def kv_tokens_at(self, tensor_parallel: int) -> int | None:
         """The reported KV room of a replica of this width, None if one of another width was measured."""
@@ -201,10 +205,14 @@ def parse_calibration(text: str, source: str) -> Calibration:
 
 def _of(read: CalibrationJson) -> Calibration:
     on, constants = read.measured_on, read.samplers.decode
+    fit_error = None if read.fit is None else read.fit.error.mean
+    residual = read.residual
+    if residual is None and fit_error is not None and fit_error > MOST_SHARED_ERROR:
+        residual = fit_error  # one row tells nothing of others, but others are hardly described better than it is
     return Calibration(
         sampler_factor=read.samplers.factor,
         trainer_factor=read.trainers.factor,
-        residual=read.residual,
+        residual=residual,
         pegged=read.pegged,
         observations=read.observations,
         decode=None
@@ -217,8 +225,25 @@ def _of(read: CalibrationJson) -> Calibration:
             request_s=constants.request_seconds,
         ),
         kv_tokens=read.samplers.kv_tokens,
+        fit_error=fit_error,
         measured_on=None if on is None else MeasuredOn(on.model, on.gpu, on.tensor_parallel, on.weights, on.kv_cache),
     )
+
+
+def doubts(calibration: Calibration) -> tuple[str, ...]:
+    """What to know of a plan that rests on this calibration of benchmarks: a sentence each."""
+    if calibration.fit_error is None:
+        return ()
+    found = []
+    if calibration.fit_error > MOST_SHARED_ERROR:
+        found.append(f"the calibration describes its own measurements only to {calibration.fit_error:.0%}")
+    if calibration.observations == 1:
+        found.append(
+            "the calibration has one measurement, so how far off it is elsewhere is not known: measure several concurrencies"
+        )
+    if calibration.trainer_factor == 1.0:
+        found.append("only samplers were calibrated: how long training takes rests on data sheets")
+    return tuple(found)
 
 
 def mismatches(calibration: Calibration, job: Job) -> tuple[str, ...]:

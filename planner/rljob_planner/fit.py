@@ -23,7 +23,7 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from rljob_planner.calibrate import LEAST_FACTOR, MOST_FACTOR
+from rljob_planner.calibrate import LEAST_FACTOR, MOST_FACTOR, MOST_SHARED_ERROR
 from rljob_planner.errors import PlanningError
 from rljob_planner.hardware import DecodeEfficiency
 from rljob_planner.steptime import Engine, Prefill, decode_step_s
@@ -43,8 +43,6 @@ PREFILL_SPREAD = 0.05
 """Difference in the share of a step that is prefill, from which rows tell arithmetic from the rest."""
 OUTLIER = 2.5
 """Residuals beyond so many standard errors count by their size and no longer by its square."""
-MOST_SHARED_ERROR = 0.10
-"""Mean error of the fit from which it is said that the model does not describe the rows."""
 UNLIKELY_RATIO = 1.6
 """Steps longer, or shorter, by this than the packaged constants say are no matter of versions and kernels."""
 WIDE_RUNNING = 64.0

@@ -238,11 +238,12 @@ def confidence_words(residual: float | None) -> str:
     """How far the numbers can be trusted."""
     if residual is None:
         return (
-            "nothing is measured yet, so times rest on data sheets and public benchmarks and may be off by 10 to 20 %; "
-            "the comparison of splits is surer than the times, and the run's own metrics correct both"
+            "not measured: times rest on data sheets and public benchmarks. Of published runs predicted in this way the decode steps "
+            "were off by 3 % in the median, whole RL steps by about 30 % and single ones by far more; the comparison of splits is "
+            "surer than the times, and the run's own metrics correct both"
         )
     words = "high" if residual < 0.05 else "fair" if residual < 0.15 else "low"
-    return f"{words}: the calibrated model is off by {residual:.0%} against the latest readings"
+    return f"{words}: the calibrated model is off by {residual:.0%} against what was measured last"
 
 
 def _balance(rho: float, asynchronous: bool) -> str:

@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from rljob_planner.api.spec import Objective, RLJobSpec
 from rljob_planner.around import elasticity, length_sweep, mean_period_s, neighbours, one_step_off, pareto, synchronous
-from rljob_planner.calibrate import Calibration
+from rljob_planner.calibrate import Calibration, doubts
 from rljob_planner.errors import PlanningError
 from rljob_planner.evaluation import check_simulable, full_steps, quick_steps, simulated
 from rljob_planner.job import Job
@@ -224,6 +224,7 @@ def _notes(
         notes.append(
             "a calibration factor stands at its limit: the hardware, the model or the readings are not what they are said to be"
         )
+    notes += doubts(race.calibration)
     if off is not None and job.spec.staleness.max >= 1 and race.rank(off) < race.rank(best):
         notes.append(
             f"one step off, samplers making the next batch while the trainer takes the last one, would be faster: "

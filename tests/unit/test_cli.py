@@ -105,7 +105,7 @@ def test_a_report_for_people_says_what_and_why() -> None:
         "limit 2 under bound admission",
         "p90",
         "for the run",
-        "nothing is measured yet",
+        "not measured: times rest on data sheets",
         "Best split at other response lengths",
         "10 % faster decoding: period −",
         "in -o json",

@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 
 from dev import schemas
 from rljob_operator.cli import app
-from rljob_planner.calibrate import read_calibration
+from rljob_planner.calibrate import Calibration, doubts, read_calibration
 from tests.operator.openai_server import Server, Truth, serving
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -160,3 +160,55 @@ def test_what_cannot_be_used_says_why(tmp_path: Path) -> None:
     path = tmp_path / "latency.json"
     path.write_text('{"avg_latency": 1.0}', encoding="utf-8")
     assert "use vllm bench serve" in said(str(path), "--gpu", "H100-SXM")
+
+
+def one_row(folder: Path, tpot_ms: float, model: str = "Qwen/Qwen3-8B") -> str:
+    """A result of one concurrency, and its path."""
+    path = Path(bench(folder)[1])
+    result = json.loads(path.read_text(encoding="utf-8")) | {"mean_tpot_ms": tpot_ms, "model_id": model}
+    path.write_text(json.dumps(result), encoding="utf-8")
+    return str(path)
+
+
+def test_a_benchmark_of_another_engine_is_no_calibration_to_plan_with(tmp_path: Path) -> None:
+    file = tmp_path / "calibration.yaml"
+    result = run(one_row(tmp_path, 0.5), "--gpu", "H100", "-o", str(file))
+    assert result.exit_code == 0
+    assert "at its limit: measure again before planning with it" in result.stderr
+    assert "rljob plan" not in result.stderr
+    calibration = read_calibration(file)
+    assert calibration.pegged
+    assert calibration.residual == calibration.fit_error
+    assert calibration.residual is not None
+    assert calibration.residual > 1
+    said = " ".join(doubts(calibration))
+    assert "its own measurements only to" in said
+    assert "one measurement" in said
+    assert "only samplers were calibrated" in said
+
+
+def test_one_row_that_fits_says_nothing_of_others(tmp_path: Path) -> None:
+    file = tmp_path / "calibration.yaml"
+    result = run(one_row(tmp_path, 8.3), "--gpu", "H100", "-o", str(file))
+    assert f"rljob plan job.yaml --calibration {file}" in result.stderr
+    calibration = read_calibration(file)
+    assert (calibration.pegged, calibration.residual) == (False, None)
+    assert any("one measurement" in doubt for doubt in doubts(calibration))
+
+
+def test_what_a_run_taught_has_no_doubts_of_a_benchmark() -> None:
+    assert doubts(Calibration(pegged=True, observations=1)) == ()
+
+
+def test_a_model_that_only_the_benchmark_knows_is_asked_for(tmp_path: Path) -> None:
+    words = said(one_row(tmp_path, 8.0, "served-name"), "--gpu", "H100")
+    assert "'served-name', as the benchmark calls it, is not known: say which it is with --model" in words
+    assert "the path to its config.json as --model" in words
+    assert "spec." not in words
+
+
+def test_the_format_in_the_name_of_the_benchmark_is_that_of_its_weights(tmp_path: Path) -> None:
+    path = one_row(tmp_path, 6.0, "Qwen/Qwen3-8B-FP8")
+    measured_on = json.loads(run(path, "--gpu", "H100", "-o", "json").stdout)["measuredOn"]
+    assert measured_on["weights"] == "fp8"
+    assert "write one of bf16, fp16, fp8" in said(path, "--gpu", "H100", "--kv-cache", "mxfp4")

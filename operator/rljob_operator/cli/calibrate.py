@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rljob_operator.cli.console import OPERATOR_EXTRA, Output, fail, print_data, print_report
+from rljob_operator.cli.latency import in_options
 
 if TYPE_CHECKING:
     from rljob_operator.profile import Load, Profile
@@ -115,7 +116,7 @@ def calibrate(
         engine = _engine(model, names, gpu, tp, precision, kv_cache)
         document = calibration_of(fit(engine, rows), kv_tokens, skipped)
     except PlanningError as error:
-        fail(str(error))
+        fail(in_options(str(error)))
     _write(document, output)
 
 
@@ -144,6 +145,12 @@ def _write(document: CalibrationJson, output: str) -> None:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         fail(f"{path}: {(error.strerror or str(error)).lower()}")
+    if document.pegged:
+        typer.echo(
+            f"rljob: written to {path}, but a constant stands at its limit: measure again before planning with it",
+            err=True,
+        )
+        return
     typer.echo(f"written to {path}: rljob plan job.yaml --calibration {path}", err=True)
 
 
@@ -162,7 +169,12 @@ def _engine(model: str | None, names: list[str], gpu: str, tp: int, precision: s
     try:
         shape = resolve(model or names[0])
     except PlanningError as error:
-        fail(f"{error}; or give --model a path to its config.json" if model is None else str(error))
+        said = in_options(str(error))
+        if model is None:
+            said = said.replace(
+                " is not known;", ", as the benchmark calls it, is not known: say which it is with --model;"
+            )
+        fail(said)
     precision = precision or format_in(model or names[0])
     for option, value, known in (
         ("--precision", precision or shape.native, weight_format),

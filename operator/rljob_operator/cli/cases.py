@@ -216,6 +216,11 @@ def _finished(case: Case, options: Options) -> Case:
 
             calibration = read_calibration(options.calibration)
             words += mismatches(calibration, Job.of(case.spec, rooms, lengths))
+            if calibration.pegged:
+                words.append(
+                    f"{options.calibration}: a factor or constant stands at its limit, so this benchmark is probably of another model, "
+                    "GPU or engine than it says, or of GPUs that others used too: measure again before relying on the plan"
+                )
     except PlanningError as error:
         fail(str(error)) if error.reason == "InvalidCalibration" else fail_planning(case.source, error)
     return replace(case, rooms=rooms, lengths=lengths or case.lengths, calibration=calibration, words=(*words, *fit))

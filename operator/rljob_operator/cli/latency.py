@@ -59,7 +59,7 @@ def latency(
         )
         points = served(engine, isl, osl, batches)
     except PlanningError as error:
-        fail(_in_options(str(error)))
+        fail(in_options(str(error)))
     bound = [p.batch for p in points if p.kv_bound]
     if bound:
         say(
@@ -94,7 +94,7 @@ def latency(
     print_data(LatencyJson.of(points).model_dump(mode="json"), output)
 
 
-def _in_options(message: str) -> str:
+def in_options(message: str) -> str:
     """A message of the planner in the words of this command."""
     return (
         message.replace(
