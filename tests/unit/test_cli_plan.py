@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from typer.testing import CliRunner, Result
 
 from rljob_operator.cli import app
@@ -251,3 +252,21 @@ def test_an_unknown_shell_is_an_error() -> None:
     result = run("completion", "tcsh")
     assert result.exit_code == 2
     assert "'bash'" in result.stderr
+
+
+def test_a_job_without_templates_is_planned_and_hears_that_it_lacks_them() -> None:
+    job = yaml.safe_load(SMALL)
+    del job["spec"]["sampler"]["template"]
+    del job["spec"]["trainer"]
+    result = run("plan", "-", "-o", "json", text=yaml.safe_dump(job))
+    assert result.exit_code == 0, result.stderr
+    assert "stdin has no spec.sampler.template and no spec.trainer.template: a plan needs none" in result.stderr
+    assert json.loads(result.stdout)["split"]["samplers"]["replicas"] >= 1
+
+
+def test_a_template_with_a_mistake_in_it_is_no_template_left_out() -> None:
+    job = yaml.safe_load(SMALL)
+    job["spec"]["sampler"]["template"]["spec"]["containers"] = []
+    result = run("plan", "-", text=yaml.safe_dump(job))
+    assert result.exit_code == 2
+    assert "spec.sampler.template.spec.containers: is empty: write at least 1" in result.stderr

@@ -101,10 +101,31 @@ def read_job(
     chosen = _chosen(documents, name, source)
     if changes and isinstance(chosen, dict) and isinstance(chosen.get("spec"), dict):
         chosen = chosen | {"spec": chosen["spec"] | changes}
+    chosen, lacking = _with_templates(chosen)
     try:
-        return validated(chosen), source
+        job = validated(chosen)
     except InvalidJobError as error:
         fail("\n".join(f"{source}: {problem}" for problem in error.problems))
+    if lacking:
+        say([f"{source} has no {' and no '.join(lacking)}: a plan needs none, kubectl apply will ask for it"])
+    return job, source
+
+
+def _with_templates(job: Any) -> tuple[Any, list[str]]:
+    """A job that may be planned before its pods are written: templates that are left out are filled in, and named.
+
+    What stands there is checked as ever; a template with a mistake in it is no template left out.
+    """
+    spec = job.get("spec") if isinstance(job, dict) else None
+    if not isinstance(spec, dict):
+        return job, []
+    lacking, roles = [], {}
+    for role in ("sampler", "trainer"):
+        given = spec.get(role)
+        if given is None or (isinstance(given, dict) and given.get("template") is None):
+            roles[role] = (given or {}) | {"template": {"spec": {"containers": [{"name": role, "image": role}]}}}
+            lacking.append(f"spec.{role}.template")
+    return (job | {"spec": spec | roles} if roles else job), lacking
 
 
 def _chosen(documents: Iterable[Any], name: str | None, source: str) -> Any:

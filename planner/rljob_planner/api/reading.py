@@ -89,6 +89,12 @@ def _words(kind: str, message: str, loc: tuple[int | str, ...], context: Mapping
         words, key = _BOUNDS[kind]
         limit = context[key]
         return f"write {words} {limit if isinstance(limit, int) else format(limit, 'g')}"
+    if kind == "too_short" and "min_length" in context:
+        return (
+            f"is empty: write at least {context['min_length']}"
+            if not context.get("actual_length")
+            else f"write at least {context['min_length']}"
+        )
     if kind != "extra_forbidden":
         return message[:1].lower() + message[1:] if message.startswith(("Input ", "String ", "Tuple ")) else message
     known = _fields_at(loc[:-1])
