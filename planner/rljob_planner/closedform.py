@@ -6,9 +6,9 @@ unfinished (pre-queue) and while the group waits (in-queue). Rates follow from a
 replica are as many as slots, in-flight and KV room allow; their resident length is length-biased, E[L²]/(2·E[L]), since a long
 response is seen running for longer. What a bound does is worked out in ``renewal``: a cycle that repeats with every version.
 
-Within 3 % of the period and 0.15 versions of the simulation where one limit is clear, one side or the bound: with 16 groups a batch,
-by a quarter (0.25 versions under ``hold``). Otherwise, most of all near ρ = 1, now one limit counts and now the other, which no formula here
-knows: ``ClosedForm.contested`` says so, and how far off it may be.
+Within 3 % of the period and 0.15 versions of the simulation (0.25 under ``hold``) where one limit is clear, one side or the bound:
+with 16 groups a batch, by a quarter. Otherwise, most of all near ρ = 1, now one limit counts and now the other, which no formula
+here knows: ``ClosedForm.contested`` says so, and how far off it may be.
 """
 
 from __future__ import annotations

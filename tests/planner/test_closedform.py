@@ -146,3 +146,16 @@ def test_a_trainer_that_takes_no_time_is_never_the_limit() -> None:
 
 def test_hold_without_staleness_never_publishes() -> None:
     assert predict(replace(BASE, bound="hold", max_staleness=0)).period_s == float("inf")
+
+
+@pytest.mark.parametrize("bound", ["none", "admission", "drop", "hold"])
+@pytest.mark.parametrize("train_s", [0.0, 1e-9, 1e6])
+def test_lives_of_millions_of_periods_are_no_work(bound: str, train_s: float) -> None:
+    lengths = LengthDistribution.from_mean_cv(100_000, 2.0, 5_000_000)
+    n = np.arange(1025.0)
+    decode = DecodeCost(np.full(1025, 0.01), 2e-6 * n, np.zeros(1025), 1e-9, 0.0)
+    inp = replace(BASE, replicas=64, max_running=1024, kv_tokens=10**9, decode=decode, lengths=lengths, bound=bound)
+    inp = replace(inp, train=TrainCost(train_s), prompts_per_step=1, samples_per_prompt=1, max_staleness=3)
+    form = predict(replace(inp, in_flight_cap=None))
+    assert np.isfinite([form.period_s, form.mean_staleness, form.mean_running]).all()
+    assert form.mean_staleness >= 0
