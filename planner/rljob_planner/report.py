@@ -40,6 +40,8 @@ _LOCK_STEPS = (
     ("one-step-off", "One step off", "samplers make the next batch while the trainer takes the last one"),
 )
 _MODES = {"sync": ", in turn", "one-step-off": ", one step off"}
+_FULL = 0.97
+"""Share of the sandboxes in use from which on they are what everything waits for."""
 _NUDGE = 0.10
 _NEGLIGIBLE = 0.005
 
@@ -83,17 +85,37 @@ def simulation_report(result: SimulationResult, scenario: Scenario, title: str) 
     facts = [
         ("Period", f"{seconds(period.mean)}  (p10 {seconds(period.p10)}, p50 {seconds(period.p50)}, p90 {seconds(period.p90)})"),
         ("Staleness", f"mean {staleness.mean:.2f}, p95 {staleness.p95:g}, max {staleness.max} versions{limit}"),
-        ("Bottleneck", _balance(result.rho, scenario.mode == "async")),
+        ("Bottleneck", _gated(result, scenario) or _balance(result.rho, scenario.mode == "async")),
         ("Samplers", f"busy {result.sampler_utilization:.0%} of the time, {result.mean_running:.1f} samples running, {result.mean_in_flight:.1f} in flight"),
         ("KV cache", f"{result.kv_utilization:.0%} full, {result.preemptions:,} preemptions"),
         ("Trainer", f"trains {result.trainer_utilization:.0%} of the time"),
         ("Queue", f"mean {result.queue_groups.mean:.1f}, at most {result.queue_groups.max} complete groups; a step takes {work.prompts_per_step}{late}"),
         *([("Sandboxes", sandboxes)] if result.environment_samples > 0 else []),
         ("Tokens", f"{result.tokens_per_second:,.0f} trained response tokens a second, {result.trained_mean_length:.1f} a sample"),
-        ("Waste", f"{result.wasted_tokens:,} response tokens in {result.dropped_groups:,} dropped groups" if result.dropped_groups else "none"),
+        ("Waste", _waste(result)),
     ]  # fmt: skip
     covered = f"{scenario.steps - scenario.warmup_steps} steps after a warm-up of {scenario.warmup_steps}, {seconds(result.elapsed_s)} of the job's time"
     return Group(Text(title, style="bold"), Text(covered, style="dim"), Text(), _facts(facts))
+
+
+def _gated(result: SimulationResult, scenario: Scenario) -> str:
+    """Sandboxes as the bottleneck: all are in use and samples wait for one; empty where they are not."""
+    environment = scenario.workload.environment
+    sandboxes = None if environment is None else environment.sandboxes
+    if sandboxes is None or result.environment_samples < _FULL * sandboxes:
+        return ""
+    return (
+        f"sandboxes: {result.environment_samples:,.0f} of {sandboxes} are in use, and a sample waits {seconds(result.sandbox_wait_s)} "
+        "for one; more samplers would not help"
+    )
+
+
+def _waste(result: SimulationResult) -> str:
+    if not result.dropped_groups:
+        return "none"
+    trained = result.tokens_per_second * result.elapsed_s
+    share = result.wasted_tokens / max(1.0, trained + result.wasted_tokens)
+    return f"{share:.0%} of the response tokens: {result.wasted_tokens:,} in {result.dropped_groups:,} dropped groups"
 
 
 def percent(fraction: float) -> str:
@@ -150,7 +172,10 @@ def _plan_facts(plan: Plan, spec: RLJobSpec) -> Iterable[tuple[str, str]]:
     unused = spec.gpus - split.gpus
     if unused:
         placed = f"; these sizes can fill {plan.placeable_gpus}" if plan.placeable_gpus < spec.gpus else ""
-        yield "", f"{_count(unused, 'GPU')} of the budget of {spec.gpus} stay unused{placed}"
+        yield (
+            "",
+            f"{_count(unused, 'GPU')} of the budget of {spec.gpus} {'stays' if unused == 1 else 'stay'} unused{placed}",
+        )
     yield "Why", why(plan)
     for neighbour in plan.neighbours:
         yield "", _neighbour(plan, neighbour)

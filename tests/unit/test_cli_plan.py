@@ -270,3 +270,22 @@ def test_a_template_with_a_mistake_in_it_is_no_template_left_out() -> None:
     result = run("plan", "-", text=yaml.safe_dump(job))
     assert result.exit_code == 2
     assert "spec.sampler.template.spec.containers: is empty: write at least 1" in result.stderr
+
+
+def test_sandboxes_that_everything_waits_for_are_named_as_the_bottleneck() -> None:
+    scenario = (SCENARIO.parent / "agentic.yaml").read_text(encoding="utf-8")
+    few = run("simulate", "-", text=scenario)
+    assert "sandboxes: 64 of 64 are in use" in " ".join(few.stdout.split())
+    enough = yaml.safe_load(scenario)
+    del enough["workload"]["environment"]["sandboxes"]
+    assert "sandboxes: " not in run("simulate", "-", text=yaml.safe_dump(enough)).stdout
+
+
+def test_waste_of_a_simulation_is_a_share() -> None:
+    scenario = yaml.safe_load(SCENARIO.read_text(encoding="utf-8"))
+    scenario["staleness"] = {"bound": "drop", "max": 1}
+    text = yaml.safe_dump(scenario)
+    said = " ".join(run("simulate", "-", text=text).stdout.split())
+    result = json.loads(run("simulate", "-", "-o", "json", text=text).stdout)
+    assert result["wastedTokens"] > 0
+    assert f"% of the response tokens: {result['wastedTokens']:,} in" in said
