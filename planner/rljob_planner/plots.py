@@ -115,7 +115,11 @@ def split_sweep(points: Sequence[SplitPoint], best: int) -> Plot:
             waits = [100.0 * (p.trainer_waits or 0.0) for p in points]
             outrun = [100.0 * (p.samplers_outrun or 0.0) for p in points]
             below.bar(
-                [i - 0.19 for i in at], outrun, 0.36, color=SAMPLERS, label="samplers are held back, or the queue grows"
+                [i - 0.19 for i in at],
+                outrun,
+                0.36,
+                color=SAMPLERS,
+                label="samplers held back, ahead of the trainer, or thrown away",
             )
             below.bar([i + 0.19 for i in at], waits, 0.36, color=TRAINERS, label="the trainer starves")
             below.set_ylabel("% of its speed wasted")

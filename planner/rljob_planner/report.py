@@ -110,12 +110,16 @@ def _gated(result: SimulationResult, scenario: Scenario) -> str:
     )
 
 
+def wasted_share(result: SimulationResult) -> float:
+    """Response tokens of dropped groups over all, 0..1."""
+    trained = result.tokens_per_second * result.elapsed_s
+    return result.wasted_tokens / max(1.0, trained + result.wasted_tokens)
+
+
 def _waste(result: SimulationResult) -> str:
     if not result.dropped_groups:
         return "none"
-    trained = result.tokens_per_second * result.elapsed_s
-    share = result.wasted_tokens / max(1.0, trained + result.wasted_tokens)
-    return f"{share:.0%} of the response tokens: {result.wasted_tokens:,} in {result.dropped_groups:,} dropped groups"
+    return f"{wasted_share(result):.0%} of the response tokens: {result.wasted_tokens:,} in {result.dropped_groups:,} dropped groups"
 
 
 def percent(fraction: float) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from rljob_planner import plots, plots_of_runs
 from rljob_planner.drawing import Plot
 from rljob_planner.durations import seconds
-from rljob_planner.report import PROMISES, confidence_words, effects, why
+from rljob_planner.report import PROMISES, confidence_words, effects, wasted_share, why
 from rljob_planner.report_html import Page, Section, Table, Tile
 from rljob_planner.report_tables import candidates_table, inputs_table, name_of, spec_table, ways
 
@@ -29,6 +29,9 @@ SHOWN_STEPS = 14
 
 _LEAST_SPREAD = 0.1
 """Versions of staleness below which there is nothing to trade."""
+
+_NOTABLE_WASTE = 0.01
+"""Share of the response tokens thrown away from which on a page says so."""
 
 _HARD = {"drop"}
 """Bounds that no trained sample exceeds."""
@@ -75,6 +78,7 @@ def scenario_page(run: Run, scenario: Scenario, title: str) -> Page:
             Tile("Trainer trains", f"{result.trainer_utilization:.0%}", "of the time"),
             Tile("Queue", f"{result.queue_groups.mean:.1f}", f"groups in the mean, at most {result.queue_groups.max}"),
             *_sandbox_tile(result),
+            *_waste_tile(wasted_share(result)),
             Tile("Throughput", f"{result.tokens_per_second:,.0f}", "trained response tokens a second"),
         ],
         sections=[
@@ -164,6 +168,8 @@ def _tiles(plan: PlanJson, details: JobDetails | None) -> list[Tile]:
         "" if details is None else f"the trainer trains {details.plan.evaluation.trainer_utilization:.0%} of the time"
     )
     tiles.append(Tile("Bottleneck", bottleneck, note))
+    if details is not None:
+        tiles += _waste_tile(details.plan.evaluation.wasted_fraction)
     if plan.sandboxes is not None:
         limit_words = (
             "no limit"
@@ -264,6 +270,12 @@ def _over_time(run: Run) -> list[Plot]:
         plots_of_runs.activity(timeline, until_s, inp.max_running, inp.replicas),
         plots_of_runs.queue_depth(timeline, until_s, inp.prompts_per_step),
     ]
+
+
+def _waste_tile(share: float) -> list[Tile]:
+    if share < _NOTABLE_WASTE:
+        return []
+    return [Tile("Thrown away", f"{share:.0%}", "of the response tokens, in groups that got too old or overflowed")]
 
 
 def _sandbox_tile(result: SimulationResult) -> list[Tile]:

@@ -191,6 +191,14 @@ def test_an_agentic_scenario_shows_its_sandboxes(tmp_path: Path) -> None:
     assert "100.0 in use at the mean" in run("simulate", str(file)).stdout
 
 
+def test_a_page_says_what_is_thrown_away(tmp_path: Path) -> None:
+    scenario = yaml.safe_load((SCENARIO.parent / "async.yaml").read_text(encoding="utf-8"))
+    for bound, most, said in (("drop", 1, True), ("admission", 4, False)):
+        file = tmp_path / f"{bound}.yaml"
+        file.write_text(yaml.safe_dump(scenario | {"staleness": {"bound": bound, "max": most}}), encoding="utf-8")
+        assert ("Thrown away" in page(str(file))) is said
+
+
 def test_what_a_user_wrote_is_escaped() -> None:
     nasty = "<script>alert(1)</script> & co"
     html = render(
