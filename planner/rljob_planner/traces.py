@@ -244,9 +244,15 @@ def _warnings(trace: LengthTrace, cap: _Cap, found: FittedLengths) -> list[str]:
     growth = found.growth
     if growth is not None and growth.widest > _GROWTH:
         first, last = growth.points[0][0], growth.points[-1][0]
+        between = (
+            ""
+            if growth.widest < 1.05 * max(growth.factor, 1.0 / growth.factor)
+            else f" (×{growth.widest:.2f} in between)"
+        )
         warnings.append(
-            f"lengths moved while the log was written: ×{growth.factor:.2f} from about step {first:.0f} to about step {last:.0f}, "
-            f"×{growth.widest:.2f} between the shortest and the longest stage; the fit is of all steps together"
+            f"lengths moved while the log was written: ×{growth.factor:.2f} from about step {first:.0f} to about step {last:.0f}"
+            f"{between}; the fit is of all steps together. A scenario says so by drift, an RLJob by responseTokens.growth beside "
+            "the lengths of its start"
         )
     if found.law == HISTOGRAM:
         warnings.append(
