@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from rljob_operator.prometheus import Prometheus
 
 _EPOCH = re.compile(r"(?<!\d)(\d{10})(\d{3})?(?!\d)")
+LEAST_INTERVAL_S = 1.0
+"""Time between two scrapes below which the dates of files are those of a copy."""
 _LEAST_EPOCH, _MOST_EPOCH = 1.5e9, 4e9
 
 
@@ -125,7 +127,7 @@ def _times(
         if len(known) == len(files) and _rising(known):
             return known, True
     dates = [p.stat().st_mtime for p in files]
-    if len(files) > 1 and _rising(dates):
+    if len(files) > 1 and all(later - earlier >= LEAST_INTERVAL_S for earlier, later in pairwise(dates)):
         notes.append(
             "scrapes are taken to be as far apart as the dates of their files: say it with --interval if they are not"
         )

@@ -99,7 +99,7 @@ def model(name: str) -> ModelShape:
         raise PlanningError(
             "UnknownModel",
             f"model {name!r} is not known; {_others(name)}. For another model put the fields of its config.json "
-            "(hidden_size, num_hidden_layers, num_attention_heads, …) under spec.model.config instead of spec.model.name",
+            "(hidden_size, num_hidden_layers, num_attention_heads, …; simply all of it) under spec.model.config instead of spec.model.name",
         )
     return _packaged(key)
 

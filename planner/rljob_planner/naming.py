@@ -15,8 +15,12 @@ _NEAR = 0.66
 
 
 def near(plain: str, names: Mapping[str, str]) -> tuple[str, ...]:
-    """At most five known things whose plain names come near this one, the nearest first; ``names`` says what each stands for."""
-    found = difflib.get_close_matches(plain, list(names), n=2 * _MOST, cutoff=_NEAR)
+    """At most five known things whose plain names come near this one, the nearest first; ``names`` says what each stands for.
+
+    They begin alike, too: "X9000" has letters of "RTX-4090" and means something else.
+    """
+    alike = [name for name in names if name[:1] == plain[:1]]
+    found = difflib.get_close_matches(plain, alike, n=2 * _MOST, cutoff=_NEAR)
     return tuple(dict.fromkeys(names[n] for n in found))[:_MOST]
 
 

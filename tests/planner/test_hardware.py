@@ -78,7 +78,7 @@ def test_a_slice_of_a_gpu_is_not_planned() -> None:
         gpu("NVIDIA-H100-80GB-HBM3-MIG-1g.10gb")
 
 
-@pytest.mark.parametrize("name", ["¯\\_(ツ)_/¯", "foo", ""])
+@pytest.mark.parametrize("name", ["¯\\_(ツ)_/¯", "foo", "", "X9000", "V100"])
 def test_where_no_name_is_near_a_few_of_different_kinds_are_named(name: str) -> None:
     with pytest.raises(PlanningError, match="nor is a name near it") as caught:
         gpu(name)

@@ -97,7 +97,7 @@ def test_a_report_for_people_says_what_and_why() -> None:
     s, t = best["samplers"], best["trainers"]
     label = f"{s['replicas']}×{s['gpusPerReplica']} samplers + {t['replicas']}×{t['gpusPerReplica']} trainers"
     for words in (
-        "math-short: 16 GPUs (h100-sxm-80gb) on 2 nodes of 8 GPUs, 300 steps",
+        "math-short: Qwen/Qwen3-8B (8.19B, sampled in bf16) on 16 GPUs (h100-sxm-80gb), 2 nodes of 8 GPUs, 300 steps",
         label,
         f"at most {best['inFlight']} samples in flight",
         "1 trainer fewer",
@@ -112,6 +112,17 @@ def test_a_report_for_people_says_what_and_why() -> None:
     ):
         assert words in result.stdout
     assert "Traceback" not in result.output
+
+
+def test_a_number_format_in_the_name_of_the_model_is_not_taken_silently() -> None:
+    named = SMALL.replace("    name: Qwen/Qwen3-8B\n", "    name: Qwen/Qwen3-8B-FP8\n")
+    assert named != SMALL
+    words = (
+        "the name Qwen/Qwen3-8B-FP8 says fp8, but samplers are planned with bf16 weights: spec.model.weights says which"
+    )
+    assert words in run("plan", "-", "-o", "json", text=named).stderr
+    stated = named.replace("    name: Qwen/Qwen3-8B-FP8\n", "    name: Qwen/Qwen3-8B-FP8\n    weights: fp8\n")
+    assert run("plan", "-", "-o", "json", text=stated).stderr == ""
 
 
 def test_a_job_that_should_stay_synchronous_hears_that_first() -> None:
@@ -143,7 +154,7 @@ def test_gpus_without_a_price_have_no_cost() -> None:
 def test_the_first_job_of_a_file_counts() -> None:
     second = SMALL.replace("math-short", "another").replace("gpus: 16", "gpus: 24")
     text = f"kind: ConfigMap\nmetadata: {{name: x}}\n---\n{SMALL}\n---\n{second}"
-    assert "math-short: 16 GPUs" in run("plan", "-", text=text).stdout
+    assert "math-short: Qwen/Qwen3-8B (8.19B" in run("plan", "-", text=text).stdout
 
 
 def test_a_list_as_kubectl_prints_it_is_looked_into() -> None:
@@ -302,7 +313,7 @@ def test_the_operator_says_which_variable_is_wrong(monkeypatch: pytest.MonkeyPat
 
 def test_a_report_keeps_what_a_user_wrote() -> None:
     result = run("plan", "-", text=SMALL.replace("name: math-short", "generateName: '[bold]math-'"))
-    assert result.stdout.startswith("[bold]math-: 16 GPUs")
+    assert result.stdout.startswith("[bold]math-: Qwen/Qwen3-8B (8.19B")
 
 
 @pytest.mark.parametrize(

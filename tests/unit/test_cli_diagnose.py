@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,8 @@ def test_the_model_stands_beside_a_job(folder: str) -> None:
     [
         ([], "say what to look at"),
         (["nowhere.txt"], "no such file"),
+        (["http://127.0.0.1:1/"], "this is a URL and no recording: read from a Prometheus with --prometheus"),
+        (["{folder}", "--interval", "10ms"], "--interval: "),
         (["{folder}", "--interval", "soon"], "--interval"),
         (["{folder}", "--interval", "0s"], "--interval"),
         (["{folder}", "--split", "1x1+1x1"], "--split"),
@@ -83,3 +86,23 @@ def test_the_model_stands_beside_a_job(folder: str) -> None:
 )
 def test_what_is_wrong_is_said(folder: str, arguments: list[str], why: str) -> None:
     assert why in said(*(a.format(folder=folder) for a in arguments))
+
+
+def test_dates_of_files_that_were_copied_together_are_no_times(tmp_path: Path) -> None:
+    files = []
+    for number, tokens in enumerate((1000, 90000)):
+        path = tmp_path / f"scrape-{number}.txt"
+        path.write_text(
+            "# TYPE vllm:generation_tokens_total counter\n"
+            f'vllm:generation_tokens_total{{model_name="m"}} {tokens}.0\n'
+            "# TYPE vllm:num_requests_running gauge\n"
+            'vllm:num_requests_running{model_name="m"} 4.0\n',
+            encoding="utf-8",
+        )
+        os.utime(path, (1.7e9 + number * 4e-5, 1.7e9 + number * 4e-5))
+        files.append(str(path))
+    copied = run(*files)
+    assert copied.exit_code == 0, copied.output
+    assert "how far apart scrapes were is not known" in " ".join(copied.stdout.split())
+    os.utime(files[1], (1.7e9 + 60, 1.7e9 + 60))
+    assert "as the dates of their files" in " ".join(run(*files).stdout.split())

@@ -131,15 +131,17 @@ class Case:
 
     @property
     def title(self) -> str:
-        """The job, its GPUs and its nodes in a line; raises PlanningError for GPUs that are unknown."""
-        from rljob_planner.accelerators import accelerators_of
+        """The job, its model, GPUs and nodes in a line; raises PlanningError for names that are unknown."""
+        from rljob_planner.job import Job
         from rljob_planner.report import describe_rooms
 
-        gpus = accelerators_of(self.spec, self.rooms)
+        job = Job.of(self.spec, self.rooms, self.lengths)
+        gpus = job.accelerators
         types = " and ".join(dict.fromkeys((gpus.sampler.name, gpus.trainer.name)))
         steps = self.spec.workload.steps if self.steps is None else self.steps
         left = "" if self.steps is None else " to go"
-        return f"{self.name}: {self.spec.gpus} GPUs ({types}) on {describe_rooms(self.rooms)}, {steps} steps{left}"
+        model = f"{job.model.name} ({job.model.parameters / 1e9:.3g}B, sampled in {job.weights.name})"
+        return f"{self.name}: {model} on {self.spec.gpus} GPUs ({types}), {describe_rooms(self.rooms)}, {steps} steps{left}"
 
     def plan(self, **options: Any) -> Plan:
         """The plan of this case; ends the command where there is none."""
@@ -206,7 +208,7 @@ def _finished(case: Case, options: Options) -> Case:
     from rljob_planner.errors import PlanningError
 
     rooms = _rooms(options, case.spec) if options.describes_nodes or not case.rooms else case.rooms
-    words = list(case.words)
+    words = [*case.words, *_format_words(case.spec)]
     try:
         lengths, fit = _lengths(options, case.spec)
         calibration = case.calibration
@@ -224,6 +226,19 @@ def _finished(case: Case, options: Options) -> Case:
     except PlanningError as error:
         fail(str(error)) if error.reason == "InvalidCalibration" else fail_planning(case.source, error)
     return replace(case, rooms=rooms, lengths=lengths or case.lengths, calibration=calibration, words=(*words, *fit))
+
+
+def _format_words(spec: RLJobSpec) -> list[str]:
+    """A word where the model's name says another number format than its weights are planned in."""
+    from rljob_planner.models import format_in
+
+    name, weights = spec.model.name or "", spec.model.weights.value
+    said = format_in(name)
+    if said is None or said.split("_")[0] == weights.split("_")[0]:
+        return []
+    return [
+        f"the name {name} says {said}, but samplers are planned with {weights} weights: spec.model.weights says which"
+    ]
 
 
 def _name(job: RLJob) -> str:

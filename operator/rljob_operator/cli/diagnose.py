@@ -88,6 +88,12 @@ def diagnose(
     files = [s for s in sources or () if s not in named]
     if not files and not named and prometheus is None:
         fail("say what to look at: recorded scrapes, --prometheus URL, or rljob/NAME for a job on the cluster")
+    for source in files:
+        if source.startswith(("http://", "https://")):
+            fail(
+                f"{source}: this is a URL and no recording: read from a Prometheus with --prometheus, or save what a pod shows at "
+                "/metrics with curl, at least twice"
+            )
     if len(named) > 1 or (named and job is not None):
         fail("there is one job to diagnose: name it once")
     if split is not None and job is None:
@@ -140,14 +146,15 @@ def _recorded(files: list[str], interval: str | None) -> Recording:
 
 
 def _duration(option: str, text: str) -> float:
+    from rljob_operator.recordings import LEAST_INTERVAL_S
     from rljob_planner.api.base import duration_s
 
     try:
         value = duration_s(text)
     except ValueError as error:
         fail(f"{option}: {error}")
-    if value <= 0:
-        fail(f"{option}: {text} is no time between two scrapes, or to look back")
+    if value < LEAST_INTERVAL_S:
+        fail(f"{option}: {text} is too short between two scrapes, or to look back: metrics are means over many steps")
     return value
 
 
