@@ -327,4 +327,10 @@ def _unknown(seen: Observation, terms: Sequence[Term], ready: tuple[float, float
         found.append("queue in steps: how many samples a group has is not known; the job tells (--job, or rljob/NAME)")
     if seen.running is None:
         found.append("samplers: vllm:num_requests_running is not there")
+    if seen.period_s is None and seen.train_s is None and seen.wait_s is None:
+        found.append(
+            "all rljob_* metrics: the trainer's process shows them, by the Reporter of rljob-runtime; give its scrapes too"
+        )
+    if seen.scrapes == 1:
+        found.append("rates: give two scrapes or more, some periods apart, and say how far apart with --interval")
     return found

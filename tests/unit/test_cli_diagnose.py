@@ -104,5 +104,9 @@ def test_dates_of_files_that_were_copied_together_are_no_times(tmp_path: Path) -
     copied = run(*files)
     assert copied.exit_code == 0, copied.output
     assert "how far apart scrapes were is not known" in " ".join(copied.stdout.split())
+    assert "all rljob_* metrics: the trainer's process shows them" in " ".join(copied.stdout.split())
+    assert "1 scrape\n" in run(files[0]).stdout
+    assert "rates: give two scrapes or more" in " ".join(run(files[0]).stdout.split())
+    assert "it stands beside nothing" in run(*files, "--interval", "30s", "--job", SAMPLE).stderr
     os.utime(files[1], (1.7e9 + 60, 1.7e9 + 60))
     assert "as the dates of their files" in " ".join(run(*files).stdout.split())

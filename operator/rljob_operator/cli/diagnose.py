@@ -124,13 +124,17 @@ def diagnose(
         expected,
         samples_per_prompt=None if case is None else case.spec.workload.samples_per_prompt,
     )
+    if case is not None and not found.compared:
+        words.append("nothing of what the model says of this job was measured, so it stands beside nothing")
     if output is not Output.TABLE:
         say(words)
         print_data(diagnosis_json(found), output)
         return
     from rljob_planner.durations import seconds
 
-    over = f"{seen.scrapes} scrapes" + ("" if seen.window_s is None else f" over {seconds(seen.window_s)}")
+    over = f"{seen.scrapes} scrape{'' if seen.scrapes == 1 else 's'}" + (
+        "" if seen.window_s is None else f" over {seconds(seen.window_s)}"
+    )
     name = case.name if case is not None else ", ".join(files) or str(url)
     print_report(diagnosis_report(found, f"{name}: {over}"))
     say(words)
