@@ -321,10 +321,11 @@ def effects(e: Elasticity | ElasticityJson) -> list[tuple[str, float]]:
     changes = [
         (f"{_NUDGE:.0%} faster decoding", e.decode, faster),
         (f"{_NUDGE:.0%} faster training", e.train, faster),
-        ("weights that reach the samplers in half the time", e.sync, 0.5),
         (f"a {_NUDGE:.0%} lighter tail of response lengths at the same mean", e.tail, shorter),
     ]
     found = [(what.replace("%", " %"), x**slope - 1.0) for what, slope, x in changes if slope is not None]
+    if e.sync is not None:  # a pause adds to a period: its share of it, and no power of it, is what half of it can save
+        found.append(("weights that reach the samplers in half the time", -0.5 * e.sync))
     return sorted(found, key=lambda pair: pair[1])
 
 
