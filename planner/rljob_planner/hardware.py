@@ -7,7 +7,6 @@ data file's own name, to the names people use, and to what the GPU operator writ
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -172,9 +171,6 @@ class MemoryConstants:
 class TrainingConstants:
     """Defaults of a trainer that was not measured yet."""
 
-    mfu_dense_16k: float
-    mfu_dense_64k: float
-    mfu_moe: float
     state_bytes_per_parameter: float
     utilization: float
     logits_chunk_tokens: int
@@ -206,9 +202,6 @@ def training_constants() -> TrainingConstants:
     """The trainer's defaults."""
     t = _data()["training"]
     return TrainingConstants(
-        mfu_dense_16k=float(t["mfu"]["dense_16k"]),
-        mfu_dense_64k=float(t["mfu"]["dense_64k"]),
-        mfu_moe=float(t["mfu"]["moe"]),
         state_bytes_per_parameter=float(t["state_bytes_per_parameter"]),
         utilization=float(t["utilization"]),
         logits_chunk_tokens=int(t["logits_chunk_tokens"]),
@@ -317,15 +310,3 @@ def _gpu(key: str) -> Gpu:
         ),
         engine=EngineDefaults(int(engine["max_num_seqs"]), int(engine["max_num_batched_tokens"])),
     )
-
-
-def interpolated_mfu(longest_tokens: float, moe: bool) -> float:
-    """The trainer's MFU that is assumed while none is stated or learned.
-
-    Dense models: between the figures at 16k and 64k tokens of a sequence, linear in its logarithm.
-    """
-    t = training_constants()
-    if moe:
-        return t.mfu_moe
-    share = (math.log2(max(longest_tokens, 1.0)) - 14.0) / 2.0
-    return t.mfu_dense_16k + (t.mfu_dense_64k - t.mfu_dense_16k) * min(1.0, max(0.0, share))

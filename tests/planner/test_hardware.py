@@ -9,9 +9,7 @@ from rljob_planner.hardware import (
     bytes_per_element,
     gpu,
     gpu_names,
-    interpolated_mfu,
     memory_constants,
-    training_constants,
 )
 
 
@@ -143,15 +141,6 @@ def test_a_rack_of_72_is_one_island() -> None:
     assert (gb200.gpus_per_node, gb200.island_gpus) == (4, 72)
     assert gb200.allreduce_s(1e6, 16) == gb200.allreduce_s(1e6, 8)
     assert gb200.allreduce_s(1e6, 144)[0] > gb200.allreduce_s(1e6, 72)[0]
-
-
-def test_mfu_rises_with_the_length_of_sequences_of_dense_models() -> None:
-    t = training_constants()
-    assert interpolated_mfu(1000, moe=False) == t.mfu_dense_16k
-    assert interpolated_mfu(1 << 14, moe=False) == pytest.approx(t.mfu_dense_16k)
-    assert interpolated_mfu(1 << 15, moe=False) == pytest.approx((t.mfu_dense_16k + t.mfu_dense_64k) / 2)
-    assert interpolated_mfu(1 << 20, moe=False) == pytest.approx(t.mfu_dense_64k)
-    assert interpolated_mfu(1 << 15, moe=True) == t.mfu_moe
 
 
 def test_the_engines_constants_are_read() -> None:
