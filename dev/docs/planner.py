@@ -202,7 +202,7 @@ def _limits() -> str:
 - **Training efficiency** is the least certain input. It depends on packing, kernels and network in ways that no data sheet shows; two frameworks on the same GPUs differ by a factor of two. State `trainer.mfu`, or let the run correct it.
 - **Routing.** Samples go to the replica with the fewest running, as a good router does it. A router that doesn't leaves replicas idle, and the planner does not see it.
 - **Interference.** Weight transfer, checkpointing, evaluation and logging take time from both sides; only weight sync is modelled.
-- **Changing roles.** The synchronous mode is simulated as if the same GPUs sampled and trained without getting in each other's way. In published runs a training step on GPUs that also hold an engine takes about {number(training_efficiency().colocated_slowdown, 2)} times as long, so synchronous periods are flattered, and speed-ups understated.
+- **Sharing GPUs.** In the synchronous mode a training step is taken to be {number(training_efficiency().colocated_slowdown, 2)} times as long as on GPUs of its own, and the optimizer's state to leave the GPUs and come back once a step: the mean of published runs, from which single frameworks differ widely.
 - **Prompts** all have their mean length, and each group's prompt is prefilled once.
 - **The policy.** Whether training at a staleness of 4 learns as well as at 1 is not a question of time, and not answered. The variance of the importance ratio is a hint, under an assumed σ².
 - **The formulas** near ρ = 1: off by up to {number(abs(worst.formula_staleness - worst.staleness), 1)} versions of staleness in the example of first-principles. The search therefore never decides by them alone."""

@@ -211,7 +211,8 @@ def tail_points() -> tuple[TailPoint, ...]:
     for cv in SPREADS:
         lengths = LengthDistribution.from_mean_cv(mean, cv, cap)
         job = example.job().with_lengths(lengths)
-        sync = job.simulation_input(example.synchronous_split(), example.UNMEASURED, steps=200, warmup=0)
+        split = example.synchronous_split()
+        sync = job.simulation_input(split, example.UNMEASURED, steps=200, warmup=0)
         found.append(TailPoint(cv, lengths, example.planned(lengths=lengths), simulate(sync, rho=1.0).period.mean))
     return tuple(found)
 
