@@ -58,7 +58,8 @@ def plan(
 
     ``lengths`` replaces the spec's response lengths, ``steps`` (those that remain) its steps. With ``keep`` only replica
     counts and cap vary, so that no pod template changes; ``trainer_replicas`` fixes that count too. Without ``detail`` there
-    are no neighbours, no length sweep and no elasticity: enough for a decision, in a fraction of the time. Raises
+    are no neighbours, no length sweep, no elasticity, no Pareto front and no one-step-off: enough for a decision, in a third of the
+    time. Raises
     PlanningError with a reason and a remedy.
     """
     job = Job.of(spec, rooms, lengths, calibration)
