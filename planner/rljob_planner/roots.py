@@ -1,15 +1,14 @@
 """Where a rising function crosses zero: the only equation solver that the formulas need.
 
-Regula falsi with the Illinois rule: it keeps the root bracketed as bisection does, so it cannot diverge, and takes a fifth of the
-evaluations.
+Regula falsi with the Illinois rule, and every third step a bisection: it keeps the root bracketed, so it cannot diverge, is never
+much slower than bisection where a function is far from straight, and takes a fifth of its evaluations where it is not.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
-_ROUNDS = 60
+_ROUNDS = 120
 
 
 def rising_root(rising: Callable[[float], float], low: float, high: float, precision: float) -> float:
@@ -19,16 +18,17 @@ def rising_root(rising: Callable[[float], float], low: float, high: float, preci
         return low
     if at_high <= 0.0:
         return high
-    side, before = 0, math.inf
-    for _ in range(_ROUNDS):
-        middle = high - at_high * (high - low) / (at_high - at_low)
-        if not low < middle < high:
-            middle = 0.5 * (low + high)
-        if min(high - low, abs(middle - before)) <= precision * high:
+    side = 0
+    for i in range(_ROUNDS):
+        if high - low <= precision * high:
             break
-        before, found = middle, rising(middle)
+        middle = 0.5 * (low + high) if i % 3 == 2 else high - at_high * (high - low) / (at_high - at_low)
+        # No nearer to an end than half of what is asked for: beside a root that closes the bracket, elsewhere it goes on.
+        near = 0.5 * precision * high
+        middle = min(max(middle, low + near), high - near)
+        found = rising(middle)
         if found == 0.0:
-            break
+            return middle
         if found < 0.0:
             low, at_low = middle, found
             at_high *= 0.5 if side < 0 else 1.0
@@ -37,4 +37,4 @@ def rising_root(rising: Callable[[float], float], low: float, high: float, preci
             high, at_high = middle, found
             at_low *= 0.5 if side > 0 else 1.0
             side = 1
-    return middle
+    return 0.5 * (low + high)

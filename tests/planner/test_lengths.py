@@ -243,3 +243,31 @@ def test_extra_mass_sits_at_the_cap_and_stays_there_when_lengths_grow() -> None:
     flat = LengthDistribution.lognormal(300, 0.0, 4000, cap_mass=0.25)
     assert flat.support_tokens.tolist() == [300, 4000]
     assert flat.probabilities.tolist() == pytest.approx([0.75, 0.25])
+
+
+@pytest.mark.parametrize("alike", [0.0, 0.3, 0.8, 1.0])
+def test_the_longest_of_alike_responses(alike: float) -> None:
+    lengths = LengthDistribution.lognormal(300, 0.8, 4000)
+    rng = np.random.default_rng(0)
+    z = math.sqrt(alike) * rng.standard_normal((100_000, 1)) + math.sqrt(1 - alike) * rng.standard_normal((100_000, 8))
+    longest = np.clip(np.rint(300 * np.exp(0.8 * z)), 1, 4000).max(axis=1)
+    assert lengths.max_mean(8, alike) == pytest.approx(longest.mean(), rel=0.01)
+    assert lengths.tail_multiplier(8, alike) == pytest.approx(longest.mean() / lengths.mean(), rel=0.01)
+    found = lengths.longest_of(8, alike)
+    assert found.cumulative[-1] == 1.0
+    for p in (0.1, 0.5, 0.9):
+        assert found.quantile(p) == pytest.approx(np.quantile(longest, p), rel=0.03)
+
+
+def test_the_longest_of_one_response_is_the_response() -> None:
+    lengths = LengthDistribution.from_values([1, 2, 50])
+    assert lengths.longest_of(1, 0.5).cumulative.tolist() == lengths.cumulative.tolist()
+    assert lengths.longest_of(4).cumulative.tolist() == pytest.approx([(1 / 3) ** 4, (2 / 3) ** 4, 1.0])
+    assert lengths.max_mean(2.5) == pytest.approx(50 - 48 * (2 / 3) ** 2.5 - (1 / 3) ** 2.5)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 16, 64])
+def test_powers_by_squaring_are_powers(size: int) -> None:
+    lengths = LengthDistribution.lognormal(300, 0.8, 4000)
+    weights = np.diff(lengths.cumulative ** float(size), prepend=0.0)
+    assert lengths.max_mean(size) == pytest.approx(float(weights @ lengths.support_tokens))
