@@ -306,6 +306,15 @@ def test_the_operator_says_which_extra_is_missing(monkeypatch: pytest.MonkeyPatc
     assert "pip install 'rljob-operator[operator]'" in said("operator", "run")
 
 
+def test_the_operator_ends_without_a_cluster_to_connect_to(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    result = run("operator", "run")
+    assert result.exit_code == 2
+    assert "rljob: the operator has no cluster to connect to: " in result.stderr
+    assert "set KUBECONFIG" in result.stderr
+
+
 def test_the_operator_says_which_variable_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RLJOB_OPERATOR_SCRAPE_INTERVAL", "soon")
     assert "RLJOB_OPERATOR_SCRAPE_INTERVAL: 'soon' is not a duration" in said("operator", "run")

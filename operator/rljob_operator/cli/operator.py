@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 
 from rljob_operator.cli.console import OPERATOR_EXTRA, fail
@@ -20,6 +21,7 @@ ENVIRONMENT = (
 def operator_run() -> None:
     """Run the operator on the cluster of the current kubeconfig, or inside one; its environment configures it."""
     try:
+        from rljob_operator.cluster import ClusterError
         from rljob_operator.config import Config
         from rljob_operator.handlers import run
     except ModuleNotFoundError as error:
@@ -30,5 +32,16 @@ def operator_run() -> None:
         config = Config.from_env()
     except ValueError as error:
         fail(str(error))
+    try:
+        asyncio.run(_connect_once())
+    except ClusterError as error:
+        fail(f"the operator has {error}")
     gc.enable()
     run(config)
+
+
+async def _connect_once() -> None:
+    """Raises ClusterError without credentials: nothing of that changes by trying again, as the framework would."""
+    from rljob_operator.cluster import Cluster
+
+    await (await Cluster.connect()).close()
