@@ -7,7 +7,7 @@ from rljob_planner._environment import take_returned, turn_goal
 from rljob_planner._heaps import first_leaf, set_largest, smallest_above
 from rljob_planner._jit import jit
 from rljob_planner._replica import boundary, start
-from rljob_planner._state import ADMISSION, ID_BITS, ID_MASK, ONE_STEP_OFF, SYNC, World
+from rljob_planner._state import ADMISSION, ID_BITS, ID_MASK, ONE_STEP_OFF, PREEMPTIONS, SYNC, World
 
 
 @jit
@@ -50,6 +50,28 @@ def _room(w: World, context: int, now: float) -> int:
         if room >= context:
             return int(best)
         set_largest(w.refused, leaves + best, room + 1)
+
+
+@jit
+def _starts_in_vain(w: World, context: int, now: float) -> bool:
+    """Whether a replica has KV room for ``context`` tokens and one more now, though not beside the next tokens of its samples.
+
+    By the rules a sample starts there, only to be preempted before it gains a token. It is spared the way, but it has started:
+    it belongs to the policy version of this instant, and waits as one that was preempted.
+    """
+    par, leaves = w.parameters[0], first_leaf(w.load)
+    if w.load[1] >> ID_BITS >= par.max_running or w.refused[1] + 2 * par.max_running <= context:
+        return False
+    for r in range(par.replicas):
+        load = w.load[leaves + r] >> ID_BITS
+        if load < par.max_running and w.refused[leaves + r] + 2 * load > context:
+            rep = w.replicas[r]
+            room = par.kv_tokens - rep.resident - rep.joining_tokens - 1
+            if rep.n > 0 and rep.begin < now:
+                room -= rep.n * ((rep.k if rep.cut == 1 else boundary(w, r, now)) - 1)
+            if room >= context:
+                return True
+    return False
 
 
 @jit
@@ -100,7 +122,7 @@ def fill(w: World, now: float) -> None:
         ):
             return  # nobody waits, and nobody comes
         r = _room(w, context, now)
-        if r < 0:
+        if r < 0 and (st.preempted > 0 or returned or not _starts_in_vain(w, context, now)):
             return
         if st.preempted > 0:
             st.preempted -= 1
@@ -114,4 +136,9 @@ def fill(w: World, now: float) -> None:
                 st.admitted += 1
                 st.in_flight += par.samples_per_prompt
             s = _new_sample(w)
+        if r < 0:
+            w.preempted[0] = s
+            st.preempted = 1
+            w.totals[PREEMPTIONS] += 1.0
+            return
         start(w, s, r, now)
