@@ -9,12 +9,13 @@ iteration and slow, are in ``tests/planner/reference.py``.
 The rules. An iteration of a replica costs what ``DecodeCost`` says for its running samples and their resident tokens, and
 every running sample gains one token. Waiting samples form one line; the first starts on the replica with the fewest running
 (lowest index among equals) that has a slot and KV room. Before an iteration that would overflow the KV cache the newest
-samples go back to the head of the line and keep their tokens; one that would go back at once stays in the line. Groups never run out: with an in-flight cap a group is admitted
-when all its samples fit under it, without one when nothing waits and its first sample can start. A training step consumes the
-oldest complete groups and ends with a new policy version, which each replica loads for ``weight_sync_s`` seconds at the end of
-its iteration under way. In ``sync`` and ``one-step-off`` nothing else happens in that time and the version exists at its end. A
-sample belongs to the version of its start. Between two decode turns it is in its environment (``_environment``): it holds no
-slot and no KV room, but stays in flight; without a cap no group is admitted while one waits for a sandbox.
+samples go back to the head of the line and keep their tokens; one that would go back at once stays in the line. Groups never
+run out: with an in-flight cap a group is admitted when all its samples fit under it, without one when nothing waits and its
+first sample can start. A training step consumes the oldest complete groups and ends with a new policy version, which each
+replica loads for ``weight_sync_s`` seconds at the end of its iteration under way. In ``sync`` and ``one-step-off`` nothing
+else happens in that time and the version exists at its end. A sample belongs to the version of its start. Between two decode
+turns it is in its environment (``_environment``): it holds no slot and no KV room, but stays in flight; without a cap no
+group is admitted while one waits for a sandbox.
 """
 
 from __future__ import annotations
