@@ -1,6 +1,6 @@
 """How long it takes to sample one whole batch on engines that keep a prompt's samples together.
 
-``closedform.batch_s`` spreads what still runs evenly over all replicas. Systems that sample a batch at once hand each prompt to one engine
+``rollout.batch_s`` spreads what still runs evenly over all replicas. Systems that sample a batch at once hand each prompt to one engine
 with all its samples (one prefill, one request), and samples of one prompt are alike in length: a hard prompt makes one engine run
 all its samples to the end while others idle. The last engine then has not one but most of a group in its batch, each with a long
 context, so the tail goes at half the speed. How alike: of the spread of ln length, ``ALIKE`` is between prompts. Six runs of Applied
