@@ -49,6 +49,7 @@ _SUPPORTED_BY = 10
 """Responses that a length must be exceeded by to count as seen."""
 _EXTRAPOLATED = 0.2
 _GROWTH = 1.25
+_MOSTLY_CUT = 0.25
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,7 +164,8 @@ def _piles_up(tokens: IntArray, longest: int) -> bool:
 def _best(seen: Observed, cap: int) -> tuple[tuple[Fit, ...], LengthDistribution]:
     lengths = np.concatenate([seen.tokens, seen.cut_tokens])
     if len(np.unique(lengths)) == 1:
-        return (), LengthDistribution.from_values(lengths[:1], max=cap)
+        # Where all were cut, nobody knows how long they would have been: as long as they may.
+        return (), LengthDistribution.from_values(lengths[:1] if seen.counts.sum() > 0 else [cap], max=cap)
     found = []
     for parts, name in ((1, "lognormal"), (2, "two lognormals")):
         for endless in (False, True) if seen.cut_counts.sum() > 0 else (False,):
@@ -221,11 +223,19 @@ def _warnings(trace: LengthTrace, cap: _Cap, found: FittedLengths) -> list[str]:
         warnings.append(
             f"the log shows no cap; the longest response, {found.longest} tokens, is taken for it: give the cap of the run"
         )
+    if found.cap_share > _MOSTLY_CUT:
+        warnings.append(
+            f"the cap, {cap.tokens} tokens, cuts {found.cap_share:.0%} of the responses: lengths are the cap's more than the model's"
+        )
     group = found.group_size or _USUAL_GROUP
     supported = int(ended[max(0, n - 1 - _SUPPORTED_BY)])
     share = _share_beyond(lengths, group, max(supported, 1))
     if cap.tokens > cap.seen_tokens and float(cap.cut.mean()) > 0.0:
-        how = "run to the new cap" if "share at the cap" in found.law or found.law == HISTOGRAM else "go on by the law"
+        how = (
+            "run to the new cap"
+            if "share at the cap" in found.law or found.law in (HISTOGRAM, ONE_LENGTH)
+            else "go on by the law"
+        )
         warnings.append(
             f"the log was cut at {cap.seen_tokens} tokens ({cap.cut.mean():.1%} of its responses) and {cap.tokens} are allowed "
             f"now: nobody has seen how long those would be; here they {how}"

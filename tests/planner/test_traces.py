@@ -293,3 +293,12 @@ def test_a_million_lengths_are_fitted_at_once() -> None:
     found = fitted(trace(lognormal(1_000_000, 900, 1.0, cap=32_768)))
     assert found.law.startswith("lognormal")
     assert found.distribution.mean() == pytest.approx(900 * np.exp(0.5), rel=0.01)
+
+
+def test_responses_that_are_mostly_cut_say_little_of_the_model() -> None:
+    found = fitted(trace(lognormal(2000, 900, 0.8)), max_tokens=500)
+    assert warned(found, "cuts 7") or warned(found, "cuts 8")
+    assert found.distribution.quantile(0.9) == 500
+    all_cut = fitted(trace([100] * 300, truncated=np.ones(300, dtype=np.bool_)), max_tokens=1000)
+    assert all_cut.distribution.mean() == 1000
+    assert warned(all_cut, "here they run to the new cap")
