@@ -26,7 +26,7 @@ FILE = ROOT / "docs" / "first-principles.yaml"
 STEPS, WARMUP = 400, 60
 """Steps of a simulation whose numbers are printed, and those of them before its statistics begin."""
 
-UNMEASURED = Calibration()
+UNMEASURED = Calibration(alone=True)
 
 
 @cache

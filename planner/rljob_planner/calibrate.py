@@ -26,6 +26,7 @@ from rljob_planner.hardware import DecodeEfficiency
 from rljob_planner.job import Job
 from rljob_planner.placement import Room
 from rljob_planner.split import Split
+from rljob_planner.training import training_efficiency
 
 if TYPE_CHECKING:
     from rljob_planner._calibration_json import CalibrationJson
@@ -74,6 +75,26 @@ class Calibration:
     """The engine behind ``decode`` and ``kv_tokens``."""
     fit_error: float | None = None
     """Mean |error| of the fit on the benchmark rows that it was made from; None: no benchmark."""
+    alone: bool = False
+    """Whether engine and trainer run by themselves, without what a running RL system loses and gains around them."""
+
+    @property
+    def sampler_speed(self) -> float:
+        """Speed of samplers in a running job over the model's: as the job has shown it, else as published runs show it."""
+        if self.alone or self._of_a_run(self.sampler_factor):
+            return self.sampler_factor
+        return self.sampler_factor * training_efficiency().sampler_efficiency
+
+    @property
+    def trainer_speed(self) -> float:
+        """Speed of the trainer in a running job over the model's: as the job has shown it, else as published runs show it."""
+        if self.alone or self._of_a_run(self.trainer_factor):
+            return self.trainer_factor
+        return self.trainer_factor * training_efficiency().trainer_efficiency
+
+    def _of_a_run(self, factor: float) -> bool:
+        """Whether a factor comes from a running job; one from a benchmark says what an engine does alone."""
+        return factor != 1.0 and self.measured_on is None
 
     def kv_tokens_at(self, tensor_parallel: int) -> int | None:
         """The reported KV room of a replica of this width, None if one of another width was measured."""

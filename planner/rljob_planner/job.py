@@ -231,9 +231,9 @@ class Job:
             max_running=_simulated_slots(split),
             kv_tokens=self.kv_tokens(tensor_parallel),
             decode=self.decode_cost(
-                tensor_parallel, split.samplers.max_running, calibration.sampler_factor * decode_speed
+                tensor_parallel, split.samplers.max_running, calibration.sampler_speed * decode_speed
             ),
-            train=self.train_cost(split.trainers, calibration.trainer_factor * train_speed / slowdown),
+            train=self.train_cost(split.trainers, calibration.trainer_speed * train_speed / slowdown),
             weight_sync_s=(self.weight_sync_s + offload_s) * sync_time,
             prompts_per_step=spec.workload.prompts_per_step,
             samples_per_prompt=self.group,

@@ -31,9 +31,9 @@ from rljob_planner.split import Split
 
 __all__ = ["Evaluation", "Plan", "PlanningError", "evaluate", "plan"]
 
-UNCALIBRATED_ERROR = 0.45
+UNCALIBRATED_ERROR = 0.33
 """Standard deviation of ln(measured over predicted period) while nothing is measured: over the published step times whose GPU is
-known and whose samplers fit on a node, 48 of them, the median of its absolute value is 0.30 (docs/validation.md)."""
+known and whose samplers fit on a node, 48 of them, the median of its absolute value is 0.22 (docs/validation.md)."""
 
 _NOISE = 0.005
 """Share of the period below which two splits can't be told apart by simulation."""
