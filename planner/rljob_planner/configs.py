@@ -48,8 +48,8 @@ class _Config:
         if (
             isinstance(value, bool)
             or not isinstance(value, int | float)
-            or value != int(value)
             or not least <= value <= 1e9
+            or value != int(value)
         ):
             raise _problem(f"{WHERE}.{names[0]} must be a whole number from {least}, not {value!r}")
         return int(value)
@@ -182,12 +182,21 @@ def _layers(c: _Config, hidden: int) -> _Layers:
         return _pattern(c, hidden, pattern)
     layers = c.number("num_hidden_layers")
     if isinstance(ratios, list):
-        whole = sum(1.0 / int(r) for r in ratios[:layers] if int(r) > 0)
+        ratios = _whole_numbers("compress_ratios", ratios)
+        whole = sum(1.0 / r for r in ratios[:layers] if r > 0)
         return _Layers(layers, c.number("sliding_window"), layers - max(1, round(whole)))
     if isinstance(kinds, list):
+        if len(kinds) < layers:
+            raise _problem(f"{WHERE}.layer_types has {len(kinds)} layers, but num_hidden_layers is {layers}")
         return _listed(c, hidden, [str(k) for k in kinds[:layers]])
     window, sliding = _sliding(c, layers)
     return _Layers(layers, window, sliding)
+
+
+def _whole_numbers(name: str, values: list[Any]) -> list[int]:
+    if not all(isinstance(v, int) and not isinstance(v, bool) for v in values):
+        raise _problem(f"{WHERE}.{name} must be a list of whole numbers, not {values!r:.60}")
+    return list(values)
 
 
 def _listed(c: _Config, hidden: int, kinds: list[str]) -> _Layers:
@@ -233,7 +242,7 @@ def _moe_layers(c: _Config, layers: int) -> int:
     dense = set(range(min(layers, dense_first)))
     listed = c.raw("mlp_only_layers")
     if isinstance(listed, list):
-        dense |= {int(i) for i in listed if 0 <= int(i) < layers}
+        dense |= {i for i in _whole_numbers("mlp_only_layers", listed) if 0 <= i < layers}
     dense |= {i for i in range(layers) if (i + 1) % every}
     return layers - len(dense)
 

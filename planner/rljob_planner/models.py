@@ -129,7 +129,11 @@ def format_in(name: str) -> str | None:
 def resolve(name_or_path: str) -> ModelShape:
     """The shape of a known model, or of the ``config.json`` at a path (or in a folder); raises PlanningError ``UnknownModel``."""
     path = Path(name_or_path)
-    if path.is_dir() and (path / "config.json").is_file():
+    try:
+        folder = path.is_dir() and (path / "config.json").is_file()
+    except OSError:  # too long for a path, and so no path
+        folder = False
+    if folder:
         path = path / "config.json"
     elif path.suffix != ".json":
         return model(name_or_path)

@@ -67,9 +67,9 @@ def checked(engine: Engine, isl: int, osl: int, batches: Sequence[int]) -> None:
         )
     if not 1 <= isl <= MOST_TOKENS or not 1 <= osl <= MOST_TOKENS:
         raise PlanningError("InvalidLengths", f"isl {isl} and osl {osl} must be tokens, from 1 to {MOST_TOKENS}")
-    if engine.expert_parallel != 1 and (
-        not 1 <= engine.expert_parallel <= width or m.experts % engine.expert_parallel or not m.experts
-    ):
+    if engine.expert_parallel != 1 and not m.experts:
+        raise PlanningError("DoesNotFit", f"expert parallelism {engine.expert_parallel}: {m.name} has no experts")
+    if engine.expert_parallel != 1 and (not 1 <= engine.expert_parallel <= width or m.experts % engine.expert_parallel):
         raise PlanningError(
             "DoesNotFit",
             f"expert parallelism {engine.expert_parallel}: the {m.experts} experts of a layer of {m.name} cannot be dealt out so to "

@@ -192,6 +192,14 @@ def test_a_nested_text_config_is_found() -> None:
         ({"vocab_size": "many"}, "vocab_size must be a whole number"),
         ({"num_key_value_heads": 5}, "is no multiple"),
         ({"num_experts": 4, "num_experts_per_tok": 8, "moe_intermediate_size": 64}, "more than the 4 experts"),
+        ({"hidden_size": float("inf")}, "hidden_size must be a whole number"),
+        ({"num_hidden_layers": float("nan")}, "num_hidden_layers must be a whole number"),
+        ({"vocab_size": 10**400}, "vocab_size must be a whole number"),
+        ({"layer_types": []}, "layer_types has 0 layers, but num_hidden_layers is 32"),
+        (
+            {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "mlp_only_layers": ["x"]},
+            "mlp_only_layers must be a list of whole numbers",
+        ),
         ({"layer_types": ["lightning"] * 32}, "lightning: only full_attention, sliding_attention"),
         ({"layer_types": ["linear_attention"] * 32}, "lacks linear_num_key_heads"),
         ({"hybrid_override_pattern": "M*E-", "mamba_num_heads": 8}, "hybrid_override_pattern has -: only M"),
@@ -360,3 +368,8 @@ def test_a_path_leads_to_a_config_and_a_name_to_a_model(tmp_path: Path) -> None:
     path.write_text("{", encoding="utf-8")
     with pytest.raises(PlanningError, match=r"cannot be read as a model's config\.json"):
         resolve(str(path))
+
+
+def test_a_name_that_is_too_long_for_a_path_is_only_not_known() -> None:
+    with pytest.raises(PlanningError, match="is not known"):
+        resolve("a" * 5000)

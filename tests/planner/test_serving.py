@@ -207,7 +207,7 @@ def test_times_are_finite_and_more_requests_never_faster(batch: int, isl: int, o
         ({"isl": 0}, "isl 0"),
         ({"isl": 10**9}, "isl 1000000000"),
         ({"batch": 0}, "batch 0"),
-        ({"ep": 2}, "expert parallelism 2: the 0 experts"),
+        ({"ep": 2}, "expert parallelism 2: Qwen/Qwen3-32B has no experts"),
         ({"name": "Qwen/Qwen3-30B-A3B", "ep": 3}, "expert parallelism 3: the 128 experts"),
     ],
 )
