@@ -56,7 +56,7 @@ def with_staleness(maximum: int, bound: str = "admission") -> RLJobSpec:
 @cache
 def best() -> Plan:
     """The plan of the job, with all that surrounds it."""
-    return plan(spec(), rooms())
+    return plan(spec(), rooms(), calibration=UNMEASURED)
 
 
 def planned(
@@ -66,7 +66,15 @@ def planned(
     lengths: LengthDistribution | None = None,
 ) -> Plan:
     """The best split of a variant of the job, without what surrounds it."""
-    return plan(of or spec(), rooms(), keep=best().split, trainer_replicas=trainers, lengths=lengths, detail=False)
+    return plan(
+        of or spec(),
+        rooms(),
+        calibration=UNMEASURED,
+        keep=best().split,
+        trainer_replicas=trainers,
+        lengths=lengths,
+        detail=False,
+    )
 
 
 @cache

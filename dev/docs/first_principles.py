@@ -84,7 +84,7 @@ Why a reinforcement-learning job for an LLM wants two fleets of GPUs, what goes 
 You need to know what a policy update is; you need not know this code.
 
 One job goes through the whole page. It is [first-principles.yaml](first-principles.yaml), and every number and figure below was
-computed from it by the planner's own simulator in the run that wrote this page. Nothing was measured on this job; §10 says how far to trust it.
+computed from it by the planner's own simulator in the run that wrote this page. Nothing was measured on this job. Engine and trainer run at the speed that they reach alone; `rljob plan` also counts what running RL systems lose around them, so its periods are longer. §10 says how far to trust either.
 
 {table(("input", "value", ""), rows)}
 

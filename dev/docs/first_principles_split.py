@@ -114,7 +114,7 @@ def speedup() -> str:
 
 {figure("speed-up", "Figure 9: the gain is the tail", "The same mean length with more and more spread. The synchronous step waits for the longest of the batch, the asynchronous one does not. The cross is a job that should stay synchronous.")}
 
-For the job of this page: {number(sync_s, 3)} s a step synchronously, {number(best.period.mean, 3)} s with {example.label(best.split)}, {number(sync_s / best.period.mean, 2)} times as fast. (Here GPUs change their role at no cost. In published runs a training step on GPUs that also hold an engine is {number(training_efficiency().colocated_slowdown, 2)} times as long; `rljob plan` counts that, and says {number(best.synchronous_period or 0.0, 3)} s.) Don't remember that number; remember what it is made of. Here is the same job with lengths
+For the job of this page: {number(sync_s, 3)} s a step synchronously, {number(best.period.mean, 3)} s with {example.label(best.split)}, {number(sync_s / best.period.mean, 2)} times as fast. (Here GPUs change their role at no cost. In published runs a training step on GPUs that also hold an engine is {number(training_efficiency().colocated_slowdown, 2)} times as long; counted, as a plan does, the step takes {number(best.synchronous_period or 0.0, 3)} s.) Don't remember that number; remember what it is made of. Here is the same job with lengths
 of the same mean and another spread (log-normal, cut at {example.job().lengths.cap_tokens:,}):
 
 {table(("spread", "longest of the batch / mean", "synchronous", "best asynchronous split", "speed-up"), rows)}

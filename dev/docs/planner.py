@@ -122,7 +122,13 @@ taken: FSDP first, then tensor parallelism inside a pod, then a pipeline.
 
 
 def _asynchrony() -> str:
-    return f"""## Two sides at once
+    e = training_efficiency()
+    return f"""## From engine and trainer to a running job
+
+Inside a running RL system neither side is as fast as alone: routing, rewards, logging and stragglers cost samplers, while trainers of published runs beat the ones that the constants were fitted to. Over the families of [validation.md](validation.md) samplers reach {number(e.sampler_efficiency, 2)} of the model's speed and trainers {number(e.trainer_efficiency, 2)} of it in the mean. A plan counts
+both as long as nothing of the job itself is measured; then the job's own factors take their place, one a side.
+
+## Two sides at once
 
 The simulation is exact in its own rules, and these are they.
 

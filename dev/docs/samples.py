@@ -185,10 +185,8 @@ def _against(s: Sample, candidate: Candidate | None, what: str, binds: str) -> s
     if loss == float("inf"):
         return f"{what} breaks a limit: {candidate.reason}."
     if loss < _EQUAL:
-        return (
-            f"{what} is within {percent(max(loss, 0.0), 1)}: either is a good answer, and since a move has to gain "
-            f"{s.spec.rebalance.min_gain.replace('%', ' %')}, the operator will not go back and forth between them."
-        )
+        gain = s.spec.rebalance.min_gain.replace("%", " %")
+        return f"{what} is within {percent(max(loss, 0.0), 1)}, less than the {gain} that a move has to gain: either is a good answer."
     return f"{what} takes {percent(loss)} longer: {binds}."
 
 
@@ -197,12 +195,17 @@ def _math_short(s: Sample) -> str:
         len({c.split.trainers.replicas for c in s.plan.candidates}) == 3,
         "math-short: there are three numbers of trainers",
     )
-    require(s.plan.split.samplers.gpus_per_replica == 1, "math-short: samplers of one GPU")
+    other_width = _against(
+        s,
+        s.other_width(),
+        "The other width of samplers",
+        "narrow engines make more tokens in all, wide ones finish a sample sooner",
+    )
     open_for = s.best.mean_in_flight * s.job.lengths.tail_multiplier(s.job.group) / s.job.batch
     looser = s.spec.staleness.model_copy(update={"max": 2 * s.spec.staleness.max})
     other = plan(s.spec.model_copy(update={"staleness": looser}), default_rooms(s.spec.gpus), detail=False)
     require(other.period.mean < s.plan.period.mean, "math-short: a looser limit is faster")
-    return f"""**Why.** Trainers come in fours, so there are three splits to choose from. {_against(s, s.fewer, "One trainer", f"it needs longer for the batch of {s.job.batch:,} samples than the samplers")} {_against(s, s.more, "The split with three", "four GPUs are left to generate")} Samplers are one GPU wide, since an 8B model fits on one, and two engines of one GPU make more tokens than one of two, which pays for all-reduces.
+    return f"""**Why.** Trainers come in fours, so there are three numbers of them to choose from. {_against(s, s.fewer, "A trainer fewer", "training binds")} {_against(s, s.more, "A trainer more", "too few GPUs are left to generate")} {other_width}
 What binds is the limit of {s.spec.staleness.max} versions. A group stays open for about C·M/B = {number(open_for, 2)} periods, since its longest answer may have {s.job.lengths.cap_tokens:,} tokens; admission lets no more groups start meanwhile, and the trainer is busy {percent(s.best.trainer_utilization)} of the time. With a limit of {looser.max} the step would take {number(other.period.mean, 3)} s."""
 
 

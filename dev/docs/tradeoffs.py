@@ -182,7 +182,10 @@ def length_points() -> tuple[LengthPoint, ...]:
         space = Space(job, example.rooms())
         layouts = [layout for count in space.trainer_counts(1) if (layout := space.layout(1, count)) is not None]
         splits = [screened(job, layout, example.UNMEASURED, spec.workload.steps).split for layout in layouts]
-        evaluations = tuple(evaluate(spec, split, example.rooms(), lengths=lengths, steps=48) for split in splits)
+        evaluations = tuple(
+            evaluate(spec, split, example.rooms(), calibration=example.UNMEASURED, lengths=lengths, steps=48)
+            for split in splits
+        )
         found.append(LengthPoint(factor, lengths, evaluations))
     return tuple(found)
 
@@ -239,7 +242,7 @@ def one_node_job() -> RLJobSpec:
 def one_node_plan() -> Plan:
     """The plan of ``one_node_job``."""
     job = one_node_job()
-    return plan(job, default_rooms(job.gpus, job.accelerator), detail=False)
+    return plan(job, default_rooms(job.gpus, job.accelerator), calibration=example.UNMEASURED, detail=False)
 
 
 @dataclass(frozen=True)
