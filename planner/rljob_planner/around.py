@@ -18,7 +18,7 @@ from rljob_planner.job import Job
 from rljob_planner.layouts import Layout, Space
 from rljob_planner.lengths import LengthDistribution
 from rljob_planner.outcome import Elasticity, Evaluation, ParetoPoint, SweepPoint
-from rljob_planner.race import Race, front, line_up
+from rljob_planner.race import QUICK_MARGIN, Race, front, line_up
 from rljob_planner.screen import Screened, judged, screened
 from rljob_planner.simulate import SimulationStalled, simulate
 from rljob_planner.split import Split
@@ -28,6 +28,8 @@ T = TypeVar("T")
 SWEEP_FACTORS = (0.5, 1.0, 2.0, 4.0, 8.0)
 """Mean response lengths of the sweep, relative to the job's."""
 
+_ROUNDS, _CONTENDERS = 4, 3
+"""Times that a winner may give way to a better one, and quick simulations that are repeated in full each time."""
 _NUDGE = 1.1
 _MOST_SYNCHRONOUS_STEPS, _MOST_LOCK_STEP = 40, 40
 """Steps of a simulation in lock step, whose steps are alike; layouts whose lock step is worked out, evenly drawn from all."""
@@ -42,9 +44,37 @@ _SAME_PERIOD, _SAME_STALENESS = 0.02, 0.03
 """Differences below which two points of the Pareto front are one."""
 
 
-def neighbours(race: Race, space: Space, best: Split) -> list[Evaluation]:
-    """The splits with one trainer fewer and one more, as far as they are possible, each with the best cap that is known."""
-    width, trainers = best.samplers.gpus_per_replica, best.trainers.replicas
+def settled(race: Race, space: Space, best: Evaluation, *, thorough: bool) -> tuple[Evaluation, list[Evaluation]]:
+    """The split that none of its neighbours beats, nor anything else that was simulated, and these neighbours.
+
+    The winner of the race was chosen among what formulas put in front; they may be wrong by more than its neighbours differ. So one that
+    turns out better takes its place and its own neighbours are looked at. Unless ``thorough``, neighbours that a quick
+    simulation finds clearly worse get no long one.
+    """
+    full = full_steps(race.job)
+    beside: list[Evaluation] = []
+    for _ in range(_ROUNDS):
+        beside = neighbours(race, space, best, thorough=thorough)
+        for seeming in sorted(race.contenders(best, full), key=race.rank)[:_CONTENDERS]:
+            race.within_limit(seeming.split, full)
+        chosen = race.chosen(full)
+        if chosen.split == best.split:
+            break
+        moved = not chosen.split.same_shape(best.split)
+        best = chosen
+        if not moved:
+            break
+    else:
+        beside = neighbours(race, space, best, thorough=thorough)
+    return best, beside
+
+
+def neighbours(race: Race, space: Space, best: Evaluation, *, thorough: bool = True) -> list[Evaluation]:
+    """The splits with one trainer fewer and one more, as far as they are possible, each with the best cap that is known.
+
+    Unless ``thorough``, those that are clearly worse are only simulated quickly.
+    """
+    width, trainers = best.split.samplers.gpus_per_replica, best.split.trainers.replicas
     found: list[Evaluation] = []
     for count in (trainers - 1, trainers + 1):
         layout = space.layout(width, count) if count in space.trainer_counts(width) else None
@@ -54,7 +84,9 @@ def neighbours(race: Race, space: Space, best: Split) -> list[Evaluation]:
         split = known.split if known else screened(race.job, layout, race.calibration, race.run_steps).split
         quick = race.within_limit(split, quick_steps(race.job))
         better = quick if known else race.raised(quick, quick_steps(race.job))
-        found.append(race.within_limit(better.split, full_steps(race.job)))
+        if thorough or race.cost_of(better) <= race.cost_of(best) * (1.0 + QUICK_MARGIN):
+            better = race.within_limit(better.split, full_steps(race.job))
+        found.append(better)
     return found
 
 
@@ -169,6 +201,8 @@ def pareto(
     thin = chosen if len(chosen) <= _PARETO_RUNS else chosen[:: -(-len(chosen) // _PARETO_RUNS)]
     for s in thin:
         race.evaluation(s.split, quick_steps(job))
+    for seeming in race.contenders(race.evaluation(best, 1), full_steps(job)):
+        race.evaluation(seeming.split, full_steps(job))
     runs = [*race.runs(), *(e for e in others if e is not None)]
     limit = job.spec.staleness.mean_limit
     feasible = [e for e in runs if not e.reason and (e.split.mode == "async" or e.staleness.mean <= limit)]

@@ -33,6 +33,9 @@ UNSURE_MARGIN = 0.25
 QUICK_MARGIN = 0.03
 """Share by which a layout may trail the best of the quick simulations and still take part in the long ones."""
 
+NOISE = 0.005
+"""Share of the period below which two splits can't be told apart by simulation."""
+
 _MOST_QUICK, _MOST_FULL, _MOST_TUNED = 8, 3, 2
 _MOST_TRIED = 24
 """Layouts that are simulated at most where none keeps to the staleness limit."""
@@ -89,6 +92,26 @@ class Race:
     def runs(self) -> list[Evaluation]:
         """What is known of every split that was simulated."""
         return [found for _, found in self._known.values()]
+
+    def contenders(self, best: Evaluation, steps: int) -> list[Evaluation]:
+        """Feasible splits that are simulated over fewer steps than these and seem better than ``best`` beyond noise."""
+        limit = self.cost_of(best) * (1.0 - NOISE)
+        return [e for ran, e in self._known.values() if ran < steps and not e.reason and self.cost_of(e) < limit]
+
+    def chosen(self, steps: int) -> Evaluation:
+        """The best of the feasible splits that are simulated over so many steps. There has to be one.
+
+        Where several are as good within noise it takes the fewest GPUs, then the lower staleness (to a tenth of a version), then
+        the fewest trainers, then the lowest cap: so that the answer does not hang on chance.
+        """
+        found = [e for ran, e in self._known.values() if ran >= steps and not e.reason]
+        limit = min(self.cost_of(e) for e in found) * (1.0 + NOISE)
+
+        def order(e: Evaluation) -> tuple[float, ...]:
+            split = e.split
+            return split.gpus, round(e.staleness.mean, 1), split.trainers.replicas, split.in_flight, self.cost_of(e)
+
+        return min((e for e in found if self.cost_of(e) <= limit), key=order)
 
     def best_known(self, shape: Split) -> Evaluation | None:
         """The longest-run, then best of the simulated splits with these replicas."""

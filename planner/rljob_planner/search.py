@@ -4,8 +4,9 @@
 2. ``race.line_up``: ``screen`` gives each layout its in-flight cap and judges it by the closed form.
 3. ``race.winners``: the front runners are simulated (``evaluation``), all with the same random numbers, first quickly, then those
    that may still be the best in full. A layout whose simulated staleness is over its limit gets a lower cap, or falls out.
-4. ``around`` the winner: whether working in lock step would be faster, its neighbours, other lengths, what fresher samples cost and
-   what would help most.
+4. ``around.settled``: the winner meets its neighbours, and gives way to one that is better. Equals are told apart by a rule.
+5. ``around`` the winner: whether working in lock step would be faster, other lengths, what fresher samples cost and what
+   would help most.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from rljob_planner.api.spec import Objective, RLJobSpec
-from rljob_planner.around import elasticity, length_sweep, mean_period_s, neighbours, one_step_off, pareto, synchronous
+from rljob_planner.around import elasticity, length_sweep, mean_period_s, one_step_off, pareto, settled, synchronous
 from rljob_planner.calibrate import Calibration, doubts
 from rljob_planner.errors import PlanningError
 from rljob_planner.evaluation import check_simulable, full_steps, quick_steps, simulated
@@ -24,7 +25,7 @@ from rljob_planner.layouts import Layout, Space
 from rljob_planner.lengths import LengthDistribution
 from rljob_planner.outcome import Candidate, Evaluation, Plan, Run, RunTime, SweepPoint, two_digits
 from rljob_planner.placement import Room, placeable_gpus
-from rljob_planner.race import Race, line_up, winners
+from rljob_planner.race import NOISE, Race, line_up, winners
 from rljob_planner.sandboxes import Sandboxes, sandbox_note, sandboxes
 from rljob_planner.screen import Screened, screened
 from rljob_planner.split import Split
@@ -35,8 +36,6 @@ UNCALIBRATED_ERROR = 0.33
 """Standard deviation of ln(measured over predicted period) while nothing is measured: over the published step times whose GPU is
 known and whose samplers fit on a node, 48 of them, the median of its absolute value is 0.22 (docs/validation.md)."""
 
-_NOISE = 0.005
-"""Share of the period below which two splits can't be told apart by simulation."""
 _P90_SIGMA = 1.2816
 _CLIPPED = 0.02
 """Share of the mean length that a cap must hide for the reader to be told."""
@@ -68,13 +67,12 @@ def plan(
     race = Race(job, calibration, max(1, spec.workload.steps if steps is None else steps), seed)
     space = Space(job, rooms, keep, trainer_replicas)
     judged = line_up(race, space)
-    ranked = winners(race, judged)
-    best = ranked[0]
+    best = winners(race, judged)[0]
     if best.reason:
         raise PlanningError("NothingFeasible", _nothing_feasible(best))
+    best, beside = settled(race, space, best, thorough=detail)
     sync = synchronous(job, space, best.split, calibration, seed) if keep is None else None
     off = one_step_off(job, (s.layout for s in judged), calibration, seed) if detail and keep is None else None
-    beside = neighbours(race, space, best.split) if detail else []
     sweep = length_sweep(race, space, best) if detail else ()
     environments = _environments(race, best)
     growth = spec.workload.response_tokens.growth if lengths is None else None
@@ -90,7 +88,7 @@ def plan(
         bottleneck=best.bottleneck,
         confidence=calibration.residual,
         candidates=_candidates(race, judged, best),
-        neighbours=tuple(_neighbour(race, e, best) for e in beside),
+        neighbours=tuple(_neighbour(race, e, best) for e in beside) if detail else (),
         length_sweep=sweep,
         elasticity=elasticity(job, best, calibration, seed) if detail else None,
         placeable_gpus=placeable_gpus(
@@ -203,7 +201,7 @@ def _neighbour(race: Race, e: Evaluation, best: Evaluation) -> Candidate:
 def _loss(race: Race, split: Split, period_s: float, best: Evaluation) -> str:
     what = "period" if race.job.spec.objective is Objective.TIME else "cost"
     loss = race.burden(split, period_s) / race.cost_of(best) - 1.0
-    if abs(loss) < _NOISE:
+    if abs(loss) < NOISE:
         return f"{what} as good as the best within the noise of the simulation"
     return f"{what} {two_digits(loss)} against the best"
 

@@ -1,0 +1,89 @@
+"""What the search does once it has a winner: no other split that it simulated is better, and equals are told apart by a rule."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from rljob_planner.calibrate import Calibration
+from rljob_planner.evaluation import full_steps
+from rljob_planner.job import Job
+from rljob_planner.layouts import Space
+from rljob_planner.outcome import Plan
+from rljob_planner.placement import Room, default_rooms
+from rljob_planner.race import NOISE, Race
+from rljob_planner.search import plan
+from tests.planner.specs import spec
+
+SHORT: dict[str, Any] = {
+    "gpus": 16,
+    "workload__promptsPerStep": 128,
+    "workload__responseTokens": {"mean": 900, "cv": 0.9, "max": 8192},
+    "staleness__max": 2,
+    "trainer__gpusPerReplica": 4,
+}
+TWO_KINDS = (
+    *(Room(f"sampler-{i}", 8, "H20", trainers=False) for i in range(4)),
+    Room("trainer-0", 8, "H100", samplers=False),
+)
+
+
+def beaten_by(found: Plan) -> list[float]:
+    """The periods of simulated candidates that are shorter than the plan's beyond noise."""
+    return [
+        c.period_s
+        for c in (*found.candidates, *found.neighbours)
+        if c.simulated and c.feasible and c.period_s is not None and c.period_s < found.period.mean * (1.0 - NOISE)
+    ]
+
+
+@pytest.mark.parametrize("bare", [True, False])
+@pytest.mark.parametrize("mean", [300, 600, 900, 2000])
+def test_no_simulated_split_beats_the_plan(mean: int, bare: bool) -> None:
+    job = spec(**SHORT | {"workload__responseTokens": {"mean": mean, "cv": 0.9, "max": 8192}})
+    for rooms in (TWO_KINDS, default_rooms(16)):
+        assert beaten_by(plan(job, rooms, calibration=Calibration(alone=bare))) == []
+
+
+def test_a_decision_without_detail_is_the_same_split() -> None:
+    for rooms in (TWO_KINDS, default_rooms(16)):
+        whole, short = (
+            plan(spec(**SHORT), rooms, calibration=Calibration(alone=True), detail=d) for d in (True, False)
+        )
+        assert whole.split == short.split
+        assert whole.period == short.period
+        assert short.neighbours == ()
+
+
+def test_of_equal_splits_the_one_with_fewer_gpus_then_fresher_samples_then_fewer_trainers_is_chosen() -> None:
+    rooms = default_rooms(24)
+    job = Job.of(spec(trainer__gpusPerReplica=4), rooms)
+    race, space, steps = Race(job, Calibration(), 200, 0), Space(job, rooms), full_steps(job)
+    layouts = [space.layout(2, trainers, samplers) for trainers, samplers in ((2, 8), (2, 7), (1, 9), (3, 5))]
+    splits = [layout.split(64) for layout in layouts if layout is not None]
+    base = race.evaluation(splits[0], steps)
+
+    def known(*runs: tuple[int, float, float]) -> None:
+        race._known = {
+            splits[at]: (
+                steps,
+                replace(
+                    base,
+                    split=splits[at],
+                    period=replace(base.period, mean=period),
+                    staleness=replace(base.staleness, mean=staleness),
+                ),
+            )
+            for at, period, staleness in runs
+        }
+
+    known((0, 10.0, 2.0), (1, 10.04, 3.0))
+    assert race.chosen(steps).split == splits[1]
+    known((1, 10.0, 3.0), (2, 10.04, 2.0), (3, 10.03, 2.04))
+    assert race.chosen(steps).split == splits[2]
+    known((1, 10.0, 2.0), (2, 10.04, 2.04))
+    assert race.chosen(steps).split == splits[2]
+    known((0, 10.0, 2.0), (1, 10.1, 1.0))
+    assert race.chosen(steps).split == splits[0]
