@@ -71,7 +71,7 @@ class LengthTrace:
     """Whether each response was cut rather than ended by itself; None where the log does not say."""
     prompt_tokens: IntArray | None = None
     groups: IntArray | None = None
-    """Which prompt each response belongs to, from 0; None where the log does not say."""
+    """Which group each response belongs to, from 0: its prompt, in each step anew; None where the log does not say."""
     steps: IntArray | None = None
     """Training step or policy version of each response; None where the log does not say."""
     is_serving: bool = False
@@ -197,8 +197,9 @@ class _Columns:
         prompt_key = _first(PROMPT_KEYS, names)
         prompt = flat[prompt_key] if prompt_key is not None else None
         self.prompt.add(None if prompt is None else self._whole(line, str(prompt_key), prompt), len(lengths))
-        self.group.add(self._code(_value(GROUP_KEYS, flat, names)), len(lengths))
-        self.step.add(_step(_value(STEP_KEYS, flat, names)), len(lengths))
+        step = _step(_value(STEP_KEYS, flat, names))
+        self.group.add(self._code(_value(GROUP_KEYS, flat, names), step), len(lengths))
+        self.step.add(step, len(lengths))
 
     def _whole(self, line: int, key: str, value: Any) -> int:
         where = f"{self.source}:{line}: " + (f"{key}: " if key else "")
@@ -213,10 +214,11 @@ class _Columns:
             )
         return int(value)
 
-    def _code(self, prompt: Any) -> int | None:
+    def _code(self, prompt: Any, step: int | None) -> int | None:
+        """The group of a response: a prompt that comes again in a later step is another group."""
         if isinstance(prompt, bool) or not isinstance(prompt, str | int):
             return None
-        return self._codes.setdefault(f"{prompt}", len(self._codes))
+        return self._codes.setdefault(f"{step}/{prompt}", len(self._codes))
 
     def trace(self) -> LengthTrace:
         notes: list[str] = []

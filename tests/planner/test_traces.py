@@ -55,6 +55,21 @@ def test_shapes_of_a_log(text: str, tmp_path: Path) -> None:
     assert read_lengths(tmp_path / "log.gz").tokens.tolist() == [3, 5, 8]
 
 
+def test_a_prompt_that_comes_again_in_a_later_step_is_another_group() -> None:
+    lines = [
+        {"response_length": 10 + sample, "prompt_id": prompt, "step": step}
+        for step in range(3)
+        for prompt in ("a", "b")
+        for sample in range(4)
+    ]
+    found = parse_lengths("\n".join(map(json.dumps, lines)), "log")
+    assert found.groups is not None
+    assert np.bincount(found.groups).tolist() == [4] * 6
+    without = parse_lengths("\n".join(json.dumps(line | {"step": None}) for line in lines), "log")
+    assert without.groups is not None
+    assert np.bincount(without.groups).tolist() == [12, 12]
+
+
 def test_what_else_a_line_says() -> None:
     lines = [
         {"response_length": 3, "prompt_len": 7, "prompt_id": "a", "global_step": 1, "finish_reason": "stop"},
