@@ -28,7 +28,7 @@ T = TypeVar("T")
 SWEEP_FACTORS = (0.5, 1.0, 2.0, 4.0, 8.0)
 """Mean response lengths of the sweep, relative to the job's."""
 
-_ROUNDS, _CONTENDERS = 4, 3
+_ROUNDS, _CONTENDERS = 4, 8
 """Times that a winner may give way to a better one, and quick simulations that are repeated in full each time."""
 _NUDGE = 1.1
 _MOST_SYNCHRONOUS_STEPS, _MOST_LOCK_STEP = 40, 40

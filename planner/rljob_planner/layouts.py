@@ -149,7 +149,17 @@ class Space:
             least, most = self.trainer_replicas, min(most, self.trainer_replicas)
         while most >= least and self.samplers_beside(width, most) < spec.sampler.min_replicas:
             most -= 1
+        if self.trainer_replicas is None:
+            most = min(most, max(least, self.most_useful(most)))
         return list(range(least, most + 1))
+
+    def most_useful(self, trainers: int) -> int:
+        """Of so many trainers, as many as have a sample of the batch for each data-parallel rank: further ranks only wait."""
+        if trainers * self.trainer_gpus <= self.job.batch:
+            return trainers
+        divided = self.trainers(trainers)
+        width = 1 if divided is None else divided.tp * divided.pp
+        return max(1, min(trainers, self.job.batch * width // self.trainer_gpus))
 
     def trainers(self, replicas: int) -> TrainerSplit | None:
         """So many trainers, their GPUs divided; None if memory or the batch rule forbid it."""

@@ -36,6 +36,8 @@ UNCALIBRATED_ERROR = 0.33
 """Standard deviation of ln(measured over predicted period) while nothing is measured: over the published step times whose GPU is
 known and whose samplers fit on a node, 48 of them, the median of its absolute value is 0.22 (docs/validation.md)."""
 
+_MANY_UNUSED = 0.05
+"""Share of the budget from which on the reader is told why it stays unused."""
 _P90_SIGMA = 1.2816
 _CLIPPED = 0.02
 """Share of the mean length that a cap must hide for the reader to be told."""
@@ -206,6 +208,18 @@ def _loss(race: Race, split: Split, period_s: float, best: Evaluation) -> str:
     return f"{what} {two_digits(loss)} against the best"
 
 
+def _idle_ranks(space: Space, best: Split) -> str:
+    """What to say where the budget holds more trainers than the batch has work for; empty where it does not."""
+    job, trainers, unused = space.job, best.trainers, space.job.spec.gpus - best.gpus
+    most = len(space.frontier(best.samplers.gpus_per_replica)) - 1
+    if unused < max(trainers.gpus_per_replica, _MANY_UNUSED * job.spec.gpus) or space.most_useful(most) >= most:
+        return ""
+    return (
+        f"{unused:,} GPUs stay unused: a step has {job.batch:,} samples, and trainers with more data-parallel ranks than that, or "
+        "samplers without a sample in flight, would only wait; a larger batch could use more"
+    )
+
+
 def _notes(
     race: Race,
     space: Space,
@@ -219,6 +233,7 @@ def _notes(
     notes = [f"{what}: {why}" for what, why in space.rejected.items()]
     if job.spec.objective is Objective.COST and job.usd_per_hour(best.split) is None:
         notes.append("no price is known for these GPUs: ranked by GPU-seconds instead of cost")
+    notes.append(_idle_ranks(space, best.split))
     if race.calibration.pegged:
         notes.append(
             "a calibration factor stands at its limit: the hardware, the model or the readings are not what they are said to be"

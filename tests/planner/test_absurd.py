@@ -143,3 +143,18 @@ def test_a_hundred_thousand_different_nodes_are_no_trouble() -> None:
     assert isinstance(found, Plan)
     with pytest.raises(ValueError, match="8x8"):
         rooms_of("1000000x8")
+
+
+@pytest.mark.parametrize("trainer_gpus", [4, 8])
+def test_no_more_data_parallel_ranks_are_planned_than_a_step_has_samples(trainer_gpus: int) -> None:
+    found = answered(spec(gpus=100_000, trainer__gpusPerReplica=trainer_gpus))
+    assert isinstance(found, Plan)
+    assert all(c.split.trainers.dp <= 128 for c in found.candidates)
+    assert found.split.gpus < 0.5 * 100_000
+    assert any("GPUs stay unused: a step has 128 samples" in note for note in found.notes)
+
+
+def test_a_stated_number_of_trainers_is_kept_although_some_have_no_work() -> None:
+    found = answered(spec(gpus=100, trainer__minReplicas=5, workload__promptsPerStep=2))
+    assert isinstance(found, Plan)
+    assert found.split.trainers.replicas == 5
