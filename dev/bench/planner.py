@@ -111,7 +111,7 @@ STAGES = {
     "quickAndFull": "winners",
     "synchronous": "synchronous",
     "oneStepOff": "one_step_off",
-    "neighbours": "neighbours",
+    "neighbours": "settled",
     "lengthSweep": "length_sweep",
     "elasticity": "elasticity",
     "pareto": "pareto",
