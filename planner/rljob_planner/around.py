@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from rljob_planner.calibrate import Calibration
 from rljob_planner.closedform import predict
@@ -31,6 +35,9 @@ SWEEP_FACTORS = (0.5, 1.0, 2.0, 4.0, 8.0)
 _ROUNDS, _CONTENDERS = 4, 8
 """Times that a winner may give way to a better one, and quick simulations that are repeated in full each time."""
 _NUDGE = 1.1
+_BLOCKS, _ERRORS, _LEAST_SLOPE = 6, 1.5, 0.01
+"""Blocks of steps that tell a slope's standard error, rather too large since they end where a slower run's do not; how many of these
+errors a slope must reach to count; and what it must be at least, 10 % then changing the period by 0.1 %."""
 _MOST_SYNCHRONOUS_STEPS, _MOST_LOCK_STEP = 40, 40
 """Steps of a simulation in lock step, whose steps are alike; layouts whose lock step is worked out, evenly drawn from all."""
 _CLOSE, _NEAR = 0.03, 0.02
@@ -228,13 +235,13 @@ def elasticity(job: Job, best: Evaluation, calibration: Calibration, seed: int) 
     """The slopes d ln period / d ln x at the best split: central differences under the same random numbers.
 
     Where decoding, training and weight loading are all that takes time, a job in which all three take twice as long is the same job
-    with another clock; so the slope of training follows from the other two.
+    with another clock; so the slope of training follows from the other two. A slope that the noise of the runs could make is 0.
     """
     warmup = warmup_steps(job)
     steps = full_steps(job) // 2
 
-    def slope(vary: str, jobs: tuple[Job, Job] = (job, job)) -> float | None:
-        periods_s: list[float] = []
+    def slope(vary: str, jobs: tuple[Job, Job] = (job, job)) -> _Slope | None:
+        periods_s: list[NDArray[np.float64]] = []
         for of, factor in zip(jobs, (1.0 / _NUDGE, _NUDGE), strict=True):
             inp = of.simulation_input(
                 best.split,
@@ -247,23 +254,40 @@ def elasticity(job: Job, best: Evaluation, calibration: Calibration, seed: int) 
                 sync_time=factor if vary == "sync" else 1.0,
             )
             try:
-                periods_s.append(simulate(slice_of(inp), rho=math.nan).period.mean)
+                periods_s.append(simulate(slice_of(inp), rho=math.nan).periods_s)
             except (SimulationStalled, ValueError):
                 return None
-        return math.log(periods_s[1] / periods_s[0]) / (2.0 * math.log(_NUDGE))
+        return _slope_of(*periods_s)
 
     tails = _tails(job)
     decode, sync = slope("decode"), slope("sync")
     if decode is not None and sync is not None and job.spec.workload.environment is None:
-        train: float | None = -1.0 - decode + sync
+        train: _Slope | None = _Slope(-1.0 - decode.value + sync.value, math.hypot(decode.error, sync.error))
     else:
         train = slope("train")
-    return Elasticity(
-        decode=decode,
-        train=train,
-        sync=sync,
-        tail=None if tails is None else slope("tail", tails),
-    )
+    tail = None if tails is None else slope("tail", tails)
+    return Elasticity(*(None if s is None else s.beyond_noise for s in (decode, train, sync, tail)))
+
+
+@dataclass(frozen=True)
+class _Slope:
+    """A slope with its standard error."""
+
+    value: float
+    error: float
+
+    @property
+    def beyond_noise(self) -> float:
+        """The slope, 0 where noise may have made it."""
+        return 0.0 if abs(self.value) < max(_LEAST_SLOPE, _ERRORS * self.error) else self.value
+
+
+def _slope_of(slow_s: NDArray[np.float64], fast_s: NDArray[np.float64]) -> _Slope:
+    """The slope between the periods of two runs under the same random numbers; its error from blocks of steps, which both share."""
+    width = 2.0 * math.log(_NUDGE)
+    pairs = zip(np.array_split(slow_s, _BLOCKS), np.array_split(fast_s, _BLOCKS), strict=True)
+    blocks = [math.log(fast.mean() / slow.mean()) / width for slow, fast in pairs]
+    return _Slope(math.log(fast_s.mean() / slow_s.mean()) / width, float(np.std(blocks, ddof=1)) / math.sqrt(_BLOCKS))
 
 
 def _tails(job: Job) -> tuple[Job, Job] | None:

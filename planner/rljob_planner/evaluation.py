@@ -35,6 +35,9 @@ BUSY = 0.95
 WAITING = 0.90
 """Share of time up to which the trainer waits for samplers."""
 
+_BALANCED = 0.05
+"""Difference of ρ from 1 up to which samplers and a busy trainer are equally fast."""
+
 ALL_IN_USE = 0.95
 """Share of the sandboxes in use from which on they are what samplers wait for."""
 
@@ -177,20 +180,23 @@ def _evaluation(
     environment = job.spec.workload.environment
     turns_in_one = 1.0 if environment is None else (environment.turns - 1) / (job.simulated_turns - 1)
     wasted, trained = float(result.wasted_tokens), result.tokens_per_second * result.elapsed_s
+    wasted_fraction = wasted / max(1.0, wasted + trained)
     return Evaluation(
         split=split,
         period=_spread(result, share),
         period_error=_relative_error(result),
         staleness=Staleness(mean, result.staleness.p95 + drift, result.staleness.max + drift, ratios),
         rho=result.rho,
-        bottleneck=_bottleneck(job, split.mode, result, result.environment_samples / share),
+        bottleneck=_bottleneck(
+            job, split.mode, result, result.environment_samples / share, result.rho * (1.0 - wasted_fraction)
+        ),
         sampler_utilization=result.sampler_utilization,
         trainer_utilization=result.trainer_utilization,
         mean_running=result.mean_running / share,
         mean_in_flight=result.mean_in_flight / share,
         queue_groups=result.queue_groups.mean / share,
         kv_utilization=result.kv_utilization,
-        wasted_fraction=wasted / max(1.0, wasted + trained),
+        wasted_fraction=wasted_fraction,
         tokens_per_second=result.tokens_per_second / share,
         environment_samples=result.environment_samples / share,
         sandbox_wait_s=result.sandbox_wait_s / turns_in_one,
@@ -239,15 +245,16 @@ def _relative_error(result: SimulationResult) -> float:
     return float(blocks.std(ddof=1)) / math.sqrt(_BLOCKS) / result.period.mean
 
 
-def _bottleneck(job: Job, mode: str, result: SimulationResult, environment_samples: float) -> str:
+def _bottleneck(job: Job, mode: str, result: SimulationResult, environment_samples: float, kept_rho: float) -> str:
     """The side that the other waits for, by what was seen: staleness bounds and weight loading throttle samplers too.
 
-    Samplers whose samples wait for a sandbox are not what is short.
+    A trainer that hardly waits is not the bottleneck by that alone: where samplers are just as fast (``kept_rho``, ρ without what is
+    dropped, about 1) both are. Samplers whose samples wait for a sandbox are not what is short.
     """
     if mode == "sync":
         return "samplers" if result.trainer_utilization < 0.5 else "trainers"
     if result.trainer_utilization >= BUSY:
-        return "trainers"
+        return "balanced" if abs(kept_rho - 1.0) <= _BALANCED else "trainers"
     limit = job.sandbox_limit
     if limit is not None and environment_samples >= ALL_IN_USE * limit:
         return "sandboxes"

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from rljob_planner.sandboxes import Sandboxes
 
 
+_MOSTLY_AWAY, _ROOMY_KV = 0.5, 0.5
+
+
 @dataclass(frozen=True)
 class Period:
     """Seconds between two published versions, over the steps of the simulation."""
@@ -81,6 +84,16 @@ class Evaluation:
     def period_s(self) -> float:
         """Mean period in seconds."""
         return self.period.mean
+
+    @property
+    def environment_share(self) -> float:
+        """Of the samples in flight, the share that is in its environment at the mean, 0..1."""
+        return self.environment_samples / self.mean_in_flight if self.mean_in_flight > 0.0 else 0.0
+
+    @property
+    def environments_dominate(self) -> bool:
+        """Whether samples spend most of their life in environments while samplers have room to spare."""
+        return self.environment_share >= _MOSTLY_AWAY and self.kv_utilization < _ROOMY_KV
 
 
 @dataclass(frozen=True)

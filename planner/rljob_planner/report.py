@@ -43,7 +43,7 @@ _MODES = {"sync": ", in turn", "one-step-off": ", one step off"}
 _FULL = 0.97
 """Share of the sandboxes in use from which on they are what everything waits for."""
 _NUDGE = 0.10
-_NEGLIGIBLE = 0.005
+_NEGLIGIBLE, _AHEAD = 0.005, 0.05
 
 
 def plan_report(plan: Plan, spec: RLJobSpec, title: str, words: Sequence[str] = ()) -> RenderableType:
@@ -224,19 +224,37 @@ def _widths(split: Split) -> str:
 
 def why(plan: Plan) -> str:
     """Which side bounds the period, and what the other one does."""
-    busy = plan.evaluation.trainer_utilization
+    found = plan.evaluation
+    trains = f"trains {found.trainer_utilization:.0%} of the time"
+    kept = plan.rho * (1.0 - found.wasted_fraction)
+    rho = f"ρ {plan.rho:.2f}"
+    if found.wasted_fraction >= _NEGLIGIBLE:
+        rho += f", {kept:.2f} without what is dropped"
     if plan.bottleneck == "sandboxes":
-        return f"too few sandboxes gate the samplers: the trainer waits for samples and trains {busy:.0%} of the time"
-    if plan.bottleneck == "samplers" and plan.rho > 1.0:
-        return (
-            f"the staleness limit holds samplers back: left alone they would outrun the trainer (ρ {plan.rho:.2f}), "
-            f"which trains {busy:.0%} of the time"
-        )
+        return f"too few sandboxes gate the samplers: the trainer waits for samples and {trains}"
     if plan.bottleneck == "samplers":
-        return f"samplers are the bottleneck: the trainer waits for samples and trains {busy:.0%} of the time (ρ {plan.rho:.2f})"
+        if found.environments_dominate:
+            return (
+                f"environments take most of the time: {found.environment_share:.0%} of the samples in flight are in theirs, so that "
+                f"samplers have room to spare (KV cache {found.kv_utilization:.0%} full), and the trainer waits and {trains} ({rho})"
+            )
+        if kept > 1.0:
+            return f"the staleness limit holds samplers back: left alone they would outrun the trainer ({rho}), which {trains}"
+        return f"samplers are the bottleneck: the trainer waits for samples and {trains} ({rho})"
     if plan.bottleneck == "trainers":
-        return f"the trainer is the bottleneck: it trains {busy:.0%} of the time and samplers run ahead of it (ρ {plan.rho:.2f})"
-    return f"both sides are about equally fast: the trainer trains {busy:.0%} of the time (ρ {plan.rho:.2f})"
+        return f"the trainer is the bottleneck: it {trains} and samplers run ahead of it ({rho})"
+    said = f"neither side is far ahead: the trainer {trains} ({rho})"
+    if kept > 1.0 + _AHEAD:
+        said += ", and the staleness limit holds samplers back that could outrun it"
+    return said + _more_worth(plan.elasticity)
+
+
+def _more_worth(e: Elasticity | None) -> str:
+    """Which side would gain more, where the slopes tell."""
+    if e is None or e.decode is None or e.train is None or abs(e.decode - e.train) < _AHEAD:
+        return ""
+    more, less = ("decoding", "training") if e.decode < e.train else ("training", "decoding")
+    return f"; faster {more} would help more than faster {less}"
 
 
 def _neighbour(plan: Plan, neighbour: Candidate) -> str:

@@ -23,7 +23,7 @@ from rljob_planner.evaluation import check_simulable, full_steps, quick_steps, s
 from rljob_planner.job import Job
 from rljob_planner.layouts import Layout, Space
 from rljob_planner.lengths import LengthDistribution
-from rljob_planner.outcome import Candidate, Evaluation, Plan, Run, RunTime, SweepPoint, two_digits
+from rljob_planner.outcome import Candidate, Elasticity, Evaluation, Plan, Run, RunTime, SweepPoint, two_digits
 from rljob_planner.placement import Room, placeable_gpus
 from rljob_planner.race import NOISE, Race, line_up, winners
 from rljob_planner.sandboxes import Sandboxes, sandbox_note, sandboxes
@@ -36,6 +36,8 @@ UNCALIBRATED_ERROR = 0.33
 """Standard deviation of ln(measured over predicted period) while nothing is measured: over the published step times whose GPU is
 known and whose samplers fit on a node, 48 of them, the median of its absolute value is 0.22 (docs/validation.md)."""
 
+_CLEARLY, _LITTLE = 1.25, 0.05
+"""How much larger one slope of the period must be than another to count."""
 _MANY_UNUSED = 0.05
 """Share of the budget from which on the reader is told why it stays unused."""
 _P90_SIGMA = 1.2816
@@ -77,6 +79,8 @@ def plan(
     off = one_step_off(job, (s.layout for s in judged), calibration, seed) if detail and keep is None else None
     sweep = length_sweep(race, space, best) if detail else ()
     environments = _environments(race, best)
+    slopes = elasticity(job, best, calibration, seed) if detail else None
+    best = _agreeing(best, slopes)
     growth = spec.workload.response_tokens.growth if lengths is None else None
     run = _run(race, best, growth)
     return Plan(
@@ -92,7 +96,7 @@ def plan(
         candidates=_candidates(race, judged, best),
         neighbours=tuple(_neighbour(race, e, best) for e in beside) if detail else (),
         length_sweep=sweep,
-        elasticity=elasticity(job, best, calibration, seed) if detail else None,
+        elasticity=slopes,
         placeable_gpus=placeable_gpus(
             rooms, best.split.samplers.gpus_per_replica, best.split.trainers.gpus_per_replica, spec.gpus
         ),
@@ -128,6 +132,15 @@ def _nothing_feasible(best: Evaluation) -> str:
         f"no split keeps to the staleness limit; the nearest, {best.split.label()} with {best.split.in_flight} samples in "
         f"flight, does not: {best.reason}. Raise staleness.max, use staleness.bound: admission, or give queue.capacity"
     )
+
+
+def _agreeing(best: Evaluation, slopes: Elasticity | None) -> Evaluation:
+    """The best split, balanced if it would gain clearly more from the side that is not its bottleneck."""
+    if slopes is None or slopes.decode is None or slopes.train is None:
+        return best
+    gains = {"samplers": -slopes.decode, "trainers": -slopes.train}
+    here = gains.pop(best.bottleneck, math.inf)
+    return replace(best, bottleneck="balanced") if max(gains.values()) > _CLEARLY * max(here, 0.0) + _LITTLE else best
 
 
 def _mode(race: Race, best: Evaluation, sync: Evaluation | None, off: Evaluation | None) -> str:

@@ -8,16 +8,18 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 
-from rljob_planner.around import one_step_off
+from rljob_planner.around import _slope_of, one_step_off
 from rljob_planner.calibrate import Calibration
 from rljob_planner.evaluation import quick_steps, simulated
 from rljob_planner.job import MOST_SIMULATED_TURNS, Job
 from rljob_planner.layouts import Space
-from rljob_planner.outcome import RATIO_VARIANCE, Plan
+from rljob_planner.outcome import RATIO_VARIANCE, Elasticity, Plan
 from rljob_planner.placement import default_rooms
-from rljob_planner.search import plan
+from rljob_planner.report import why
+from rljob_planner.search import _agreeing, plan
 from rljob_planner.simulate import simulate
 from tests.planner.specs import spec
 
@@ -170,12 +172,55 @@ def test_long_conversations_simulated_in_fewer_turns_are_the_same_job() -> None:
 
 
 def test_the_training_slope_is_what_the_others_leave() -> None:
-    found = plan(spec(), NODES).elasticity
+    # Large batches make slopes sure; what remains is a slope that is too small to count.
+    found = plan(spec(workload__promptsPerStep=256), NODES).elasticity
     assert found is not None
     assert found.decode is not None
     assert found.train is not None
     assert found.sync is not None
-    assert found.decode + found.train - found.sync == pytest.approx(-1.0)
+    assert found.decode + found.train - found.sync == pytest.approx(-1.0, abs=0.03)
+
+
+def test_a_slope_that_noise_could_make_is_none() -> None:
+    rng = np.random.default_rng(1)
+    periods_s = 20.0 + rng.normal(0.0, 2.0, 60)
+    other_s = rng.permutation(periods_s)
+    assert _slope_of(periods_s, other_s).beyond_noise == 0.0
+    # What both runs share is no noise of their difference.
+    assert _slope_of(periods_s, periods_s * 1.1 ** (-0.05 * 2.0)).beyond_noise == pytest.approx(-0.05)
+    assert _slope_of(periods_s, periods_s * 1.1 ** (-0.004 * 2.0)).beyond_noise == 0.0
+
+
+def test_what_is_named_the_bottleneck_agrees_with_the_slopes() -> None:
+    best = plan(spec(), NODES, detail=False).evaluation
+    samplers, trainers = (replace(best, bottleneck=side) for side in ("samplers", "trainers"))
+    decode = Elasticity(decode=-0.66, train=-0.31, sync=0.03, tail=None)
+    assert _agreeing(samplers, decode) == samplers
+    assert _agreeing(trainers, decode).bottleneck == "balanced"
+    assert _agreeing(trainers, None) == trainers
+    equal = Elasticity(decode=-0.48, train=-0.46, sync=0.06, tail=None)
+    assert _agreeing(trainers, equal) == trainers
+    assert _agreeing(samplers, equal) == samplers
+
+
+def test_environments_in_which_samples_spend_their_life_are_named() -> None:
+    away = spec(workload__environment={"secondsPerTurn": 120.0, "turns": 10}, staleness__bound="admission")
+    found = plan(away, NODES)
+    assert found.evaluation.environment_share > 0.5
+    assert found.bottleneck == "samplers"
+    assert why(found).startswith("environments take most of the time")
+    quick = plan(spec(workload__environment={"secondsPerTurn": 0.1, "turns": 10}), NODES)
+    assert "environments" not in why(quick)
+
+
+def test_rho_of_a_bound_that_drops_is_also_said_for_what_is_kept() -> None:
+    found = plan(spec(staleness={"bound": "drop", "max": 1}), NODES)
+    best = replace(found.evaluation, wasted_fraction=0.4, trainer_utilization=0.95)
+    said = why(replace(found, evaluation=best, bottleneck="balanced", rho=1.66, elasticity=None))
+    assert "equally fast" not in said
+    assert (
+        said == "neither side is far ahead: the trainer trains 95% of the time (ρ 1.66, 1.00 without what is dropped)"
+    )
 
 
 def test_nodes_of_an_accelerator_have_its_gpus() -> None:
