@@ -15,7 +15,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from rljob_planner.api.spec import Objective, RLJobSpec
+from rljob_planner.api.spec import Bound, Objective, RLJobSpec
 from rljob_planner.around import elasticity, length_sweep, mean_period_s, one_step_off, pareto, settled, synchronous
 from rljob_planner.calibrate import Calibration, doubts
 from rljob_planner.errors import PlanningError
@@ -40,6 +40,10 @@ _CLEARLY, _LITTLE = 1.25, 0.05
 """How much larger one slope of the period must be than another to count."""
 _MANY_UNUSED = 0.05
 """Share of the budget from which on the reader is told why it stays unused."""
+_WASTEFUL = 0.10
+"""Share of the generated tokens from which on throwing them away is worth a note."""
+_FEW_TRAINERS, _WORTH_SAYING = 4, 0.02
+"""Trainer counts up to which the size of trainer pods is a coarse choice, and the gain from which on a finer one is worth a note."""
 _P90_SIGMA = 1.2816
 _CLIPPED = 0.02
 """Share of the mean length that a cap must hide for the reader to be told."""
@@ -102,7 +106,7 @@ def plan(
         ),
         rho=best.rho,
         evaluation=best,
-        notes=_notes(race, space, run, growth, off, sweep, environments),
+        notes=_notes(race, space, run, growth, off, sweep, environments, _coarse(race, space, best) if detail else ""),
         pareto=pareto(race, judged, best.split, (sync, off)) if detail else (),
         sandboxes=environments,
     )
@@ -233,6 +237,66 @@ def _idle_ranks(space: Space, best: Split) -> str:
     )
 
 
+def _thrown_away(race: Race, best: Evaluation) -> str:
+    """What to say of much work that is dropped: how much, and what to change; empty where little is."""
+    if best.wasted_fraction < _WASTEFUL:
+        return ""
+    thriftier = [e for e in race.runs() if not e.reason and e.wasted_fraction <= 0.5 * best.wasted_fraction]
+    other = min(thriftier, key=race.rank, default=None)
+    instead = ""
+    if other is not None:
+        instead = f" ({other.split.label()} with {other.split.in_flight:,}: {other.wasted_fraction:.0%}, {other.period_s:.3g} s a step)"
+    if race.job.spec.staleness.bound is Bound.DROP:
+        because = (
+            "because their samples are over the limit when they are to be trained, long responses more often than short ones, so that "
+            "training sees shorter ones than the model writes"
+        )
+        remedies = "raise staleness.max, use staleness.bound: admission, or let fewer samples be in flight"
+    else:
+        because, remedies = (
+            "because the queue is full",
+            "raise queue.capacity, use queue.overflow: block, or let fewer samples be in flight",
+        )
+    return (
+        f"{best.wasted_fraction:.0%} of the generated response tokens are thrown away, {because}: {remedies}{instead}"
+    )
+
+
+def _range(counts: Sequence[int]) -> str:
+    """Numbers of trainers in words."""
+    if counts[0] < counts[-1]:
+        return f"{counts[0]} to {counts[-1]} trainers"
+    return f"{counts[0]} trainer{'' if counts[0] == 1 else 's'} only"
+
+
+def _coarse(race: Race, space: Space, best: Evaluation) -> str:
+    """What to say of trainer pods that leave few splits to choose from because nobody stated their size; empty where many are left."""
+    job, size = race.job, space.trainer_gpus
+    stated = "gpus_per_replica" in job.spec.trainer.model_fields_set
+    if stated or space.keep is not None or size < 2 or space.trainer_replicas is not None:
+        return ""
+    counts = space.trainer_counts(best.split.samplers.gpus_per_replica)
+    if not counts or len(counts) > _FEW_TRAINERS:
+        return ""
+    smaller = job.spec.trainer.model_copy(update={"gpus_per_replica": size // 2})
+    halves = Job.of(job.spec.model_copy(update={"trainer": smaller}), job.accelerators, job.lengths, job.calibration)
+    other = Race(halves, race.calibration, race.run_steps, race.seed)
+    words = f"trainer.gpusPerReplica is not stated: with pods of {size} GPUs there can be {_range(counts)}"
+    try:
+        ahead = line_up(other, Space(halves, space.rooms))[0]
+        found = other.within_limit(ahead.split, quick_steps(halves))
+    except PlanningError:
+        return ""
+    change = other.cost_of(found) / race.cost_of(race.evaluation(best.split, quick_steps(job))) - 1.0
+    if found.reason or change > -_WORTH_SAYING:
+        return ""
+    what = "step" if job.spec.objective is Objective.TIME else "run's cost"
+    return (
+        f"{words}; pods of {size // 2} allow finer splits: {found.split.label()} makes a {what} about {-change:.0%} "
+        f"{'shorter' if what == 'step' else 'lower'} ({found.period_s:.3g} s a step)"
+    )
+
+
 def _notes(
     race: Race,
     space: Space,
@@ -241,12 +305,15 @@ def _notes(
     off: Evaluation | None,
     sweep: Sequence[SweepPoint],
     environments: Sandboxes | None,
+    coarse: str,
 ) -> tuple[str, ...]:
     job, best = race.job, run.evaluation
     notes = [f"{what}: {why}" for what, why in space.rejected.items()]
     if job.spec.objective is Objective.COST and job.usd_per_hour(best.split) is None:
         notes.append("no price is known for these GPUs: ranked by GPU-seconds instead of cost")
     notes.append(_idle_ranks(space, best.split))
+    notes.append(_thrown_away(race, best))
+    notes.append(coarse)
     if race.calibration.pegged:
         notes.append(
             "a calibration factor stands at its limit: the hardware, the model or the readings are not what they are said to be"

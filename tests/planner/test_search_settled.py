@@ -87,3 +87,44 @@ def test_of_equal_splits_the_one_with_fewer_gpus_then_fresher_samples_then_fewer
     assert race.chosen(steps).split == splits[2]
     known((0, 10.0, 2.0), (1, 10.1, 1.0))
     assert race.chosen(steps).split == splits[0]
+
+
+DROPS: dict[str, Any] = {
+    "gpus": 32,
+    "model": {"name": "Qwen/Qwen3-14B"},
+    "workload__promptsPerStep": 32,
+    "workload__responseTokens": {"mean": 8000, "cv": 0.8, "max": 32768},
+    "workload__environment": {"turns": 10, "secondsPerTurn": 30},
+    "staleness": {"max": 4, "bound": "drop"},
+}
+
+
+def test_much_work_that_is_thrown_away_is_said_with_what_to_change() -> None:
+    found = plan(spec(**DROPS), default_rooms(32), calibration=Calibration(alone=True), detail=False)
+    assert found.evaluation.wasted_fraction > 0.1
+    (said,) = [note for note in found.notes if "thrown away" in note]
+    assert said.startswith(f"{found.evaluation.wasted_fraction:.0%} of the generated response tokens")
+    assert all(remedy in said for remedy in ("staleness.max", "bound: admission", "fewer samples"))
+    kept = plan(spec(**DROPS | {"staleness": {"max": 4}}), default_rooms(32), detail=False)
+    assert not any("thrown away" in note for note in kept.notes)
+
+
+COARSE: dict[str, Any] = {
+    "model": {"name": "Qwen/Qwen3-14B"},
+    "workload__promptsPerStep": 64,
+    "workload__samplesPerPrompt": 16,
+    "workload__responseTokens": {"mean": 4000, "cv": 1.0, "max": 32768},
+    "staleness": {"max": 2},
+}
+
+
+def test_smaller_trainer_pods_are_proposed_where_they_pay_and_nobody_stated_a_size() -> None:
+    rooms, bare = default_rooms(24), Calibration(alone=True)
+    found = plan(spec(**COARSE), rooms, calibration=bare)
+    (said,) = [note for note in found.notes if "trainer.gpusPerReplica" in note]
+    assert "pods of 4 allow finer splits" in said
+    smaller = plan(spec(**COARSE, trainer__gpusPerReplica=4), rooms, calibration=bare)
+    assert smaller.split.label() in said
+    assert smaller.period.mean < 0.9 * found.period.mean
+    stated = plan(spec(**COARSE, trainer__gpusPerReplica=8), rooms, calibration=bare)
+    assert not any("trainer.gpusPerReplica is not stated" in note for note in stated.notes)
