@@ -42,24 +42,51 @@ def test_a_row_is_read_with_what_follows_from_it() -> None:
         ("a: [", "is not YAML"),
         ("cases: 3", "must be a list"),
         ("cases: [3]", "must be a mapping"),
-        ("cases: [{kind: step_time}]", "has no id"),
-        ("cases: [{id: a}]", "has no kind"),
-        ("cases: [{id: a, kind: b}, {id: a, kind: b}]", "two rows have the id 'a'"),
-        ("cases: [{id: a, kind: b, n_gpus: many}]", "cases[0] (a).n_gpus must be a number"),
-        ("cases: [{id: a, kind: b, n_gpus: 0}]", "must be a whole number from 1"),
-        ("cases: [{id: a, kind: b, lengths: 3}]", "lengths must be a mapping"),
-        (
-            "cases: [{id: a, kind: b, lengths: {max_response: -1}}]",
-            "lengths.max_response must be a number of at least 0",
-        ),
-        ("cases: [{id: a, kind: b, lengths: {mean_response: .nan}}]", "lengths.mean_response must be a number"),
-        ("cases: [{id: a, kind: b, measured: [1]}]", "measured must be a mapping"),
     ],
 )
 def test_what_is_wrong_is_said_with_its_place(text: str, says: str) -> None:
     with pytest.raises(PlanningError, match=r"file\.yaml") as raised:
         parse(text, "file.yaml")
     assert says in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ("{kind: step_time}", "id is missing"),
+        ("{id: a}", "kind is missing"),
+        ("{id: a, kind: b, n_gpus: many}", "n_gpus must be a whole number from 1 to 1,000,000, not 'many'"),
+        ("{id: a, kind: b, n_gpus: 0}", "n_gpus must be a whole number from 1"),
+        ("{id: a, kind: b, model: [x]}", "model must be text, not ['x']"),
+        ("{id: a, kind: b, lengths: 3}", "lengths must be a mapping"),
+        ("{id: a, kind: b, staleness: '4'}", "staleness must be a mapping of fields, not '4'"),
+        ("{id: a, kind: b, staleness: {partial_rollout: 3}}", "staleness.partial_rollout must be true or false"),
+        ("{id: a, kind: b, lengths: {max_response: -1}}", "lengths.max_response must be a whole number from 1"),
+        (
+            "{id: a, kind: b, lengths: {mean_response: 0}}",
+            "lengths.mean_response must be a number of at least 1, not 0",
+        ),
+        ("{id: a, kind: b, lengths: {mean_response: .nan}}", "lengths.mean_response must be a number"),
+        ("{id: a, kind: b, lengths: {mean_response: 1e10}}", "lengths.mean_response must be a number"),
+        ("{id: a, kind: b, rho: .inf}", "rho must be a number above 0, not inf"),
+        ("{id: whole, kind: b}", "another row before it has the id 'whole'"),
+    ],
+)
+def test_a_wrong_value_costs_its_own_row_alone(row: str, says: str) -> None:
+    whole, wrong = parse(f"cases: [{{id: whole, kind: b}}, {row}]", "x").cases
+    assert whole.fault is None
+    assert says in str(wrong.fault)
+    assert whole.id != wrong.id
+
+
+def test_what_cannot_have_been_measured_is_left_out_with_a_remark() -> None:
+    said = "{step_time_s: -1, train_s: .nan, train_wait_s: 0, gen_s: 3, cumulative_time_s: {a: 1, 10: 50}, weight_sync_s: 0}"
+    (case,) = parse(f"cases: [{{id: a, kind: b, measured: {said}}}]", "x").cases
+    assert case.fault is None
+    assert case.measured == {"train_wait_s": 0, "gen_s": 3, "cumulative_time_s": {10: 50}}
+    assert [r.split(" ")[0].rstrip(":") for r in case.remarks] == [
+        "measured.step_time_s", "measured.train_s", "measured.cumulative_time_s", "measured.weight_sync_s"
+    ]  # fmt: skip
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
@@ -98,12 +125,21 @@ def test_a_model_that_is_not_packaged_has_the_sizes_in_its_name() -> None:
     assert found.value.parameters == pytest.approx(67e9, rel=0.1)
     assert found.value.active_parameters == pytest.approx(2e9, rel=0.35)
     assert "not packaged" in str(found.assumption)
-    assert shape_of("Comet 13B").value.parameters == pytest.approx(13e9, rel=0.15)
+    unsaid = shape_of("Comet 13B (variant not stated)")
+    assert unsaid.value.parameters == pytest.approx(13e9, rel=0.15)
+    assert "not packaged" in str(unsaid.assumption)
 
 
-def test_a_model_without_name_or_size_is_an_error() -> None:
-    with pytest.raises(PlanningError, match="zzzz"):
-        shape_of("zzzz")
+@pytest.mark.parametrize("name", ["zzzz", "Comet 13B", "Qwen3-Next-80B", "Qwen3.5-397B"])
+def test_a_model_that_is_not_known_has_no_substitute(name: str) -> None:
+    with pytest.raises(PlanningError, match=name):
+        shape_of(name)
+
+
+@pytest.mark.parametrize("name", ["TPU v5p", "Ascend 910B", "an accelerator of 2031"])
+def test_a_gpu_that_is_not_known_has_no_substitute(name: str) -> None:
+    with pytest.raises(PlanningError, match=name):
+        gpu_of(name)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +149,9 @@ def test_a_model_without_name_or_size_is_an_error() -> None:
         ("H200 (trainer; generator 192 GPUs)", "h200-sxm-141gb", None, False),
         ("4x8, GPU type not stated", REFERENCE_GPU, None, True),
         ("8xH100", "h100-sxm-80gb", None, False),
-        ("an accelerator of 2031", REFERENCE_GPU, None, True),
+        ("not stated (8 GPUs per node)", REFERENCE_GPU, None, True),
+        ("h100-class", "h100-sxm-80gb", None, False),
+        ("A100-80G", "a100-sxm-80gb", None, False),
     ],
 )
 def test_gpus_are_found_or_assumed_with_a_note(text: str, name: str, precision: str | None, assumed: bool) -> None:

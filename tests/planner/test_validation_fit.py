@@ -152,7 +152,7 @@ def test_errors_are_relative_or_absolute_and_never_negative() -> None:
     assert row.calibrated_error == pytest.approx(0.1)
     assert Row("a", "staleness", "f", 2.0, predicted=1.5, error_kind=ABSOLUTE).error == pytest.approx(0.5)
     side = Row("a", "bottleneck", "f", ROLLOUT, predicted=TRAIN, calibrated=ROLLOUT)
-    assert side.correct
+    assert (side.correct, side.calibrated_correct) == (False, True)
     assert side.error is None
     assert Row("a", "bottleneck", "f", ROLLOUT).correct is None
 

@@ -153,10 +153,13 @@ def _row(case: Case, balance: Balance, assumed: str, others: Sequence[tuple[Case
     usable = [(c, b) for c, b in others if measured_side(c) is not None or c.value("relative_total_time")]
     slower = _slower(usable) if usable else None
     note = "; ".join(x for x in (assumed, case.notes) if x)
+    plain = _side(balance, 1.0)
+    calibrated = None if slower is None else _side(balance, slower)
     return replace(
         row,
-        predicted=_side(balance, 1.0),
-        calibrated=None if slower is None else _side(balance, slower),
+        predicted=calibrated or plain,
+        plain_side=plain,
+        calibrated=calibrated,
         note=f"rollout over train rate {balance.rho / (slower or 1.0):.2f}; {note}",
     )
 

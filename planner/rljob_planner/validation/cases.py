@@ -8,19 +8,20 @@ the run, so that a prediction cannot look at it by accident: everything that pre
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from rljob_planner.errors import PlanningError
+from rljob_planner.validation.fields import MOST_TOKENS, Fields, measurements, shown
 from rljob_planner.validation.stated import check_shape
 
 SECTIONS = ("cases", "serving_points", "training_throughput", "weight_sync")
 """Parts of a file that hold rows."""
+_MOST_SYNC_STEPS = 1000
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,10 @@ class Case:
     notes: str = ""
     source: str = ""
     measured: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    fault: str | None = None
+    """Which field holds no value that it can hold, and what it may be: such a row is not predicted."""
+    remarks: tuple[str, ...] = field(default=(), compare=False)
+    """Measurements that cannot be ones (negative, not a number) and were left out; they hinder no prediction."""
 
     def value(self, *names: str) -> float | None:
         """The first of these measurements that is a number."""
@@ -128,7 +133,7 @@ def parse(text: str, name: str) -> Document:
     """The document that a text holds; ``name`` stands in its errors."""
     try:
         raw = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise PlanningError("InvalidCases", f"{name}: is not YAML: {error}") from error
     if isinstance(raw, list):
         raw = {"cases": raw}
@@ -140,13 +145,18 @@ def parse(text: str, name: str) -> Document:
     rows = raw.get("cases") or []
     if not isinstance(rows, list):
         raise PlanningError("InvalidCases", f"{name}: cases must be a list of rows, not {type(rows).__name__}")
-    cases = tuple(_case(row, f"{name}: cases[{i}]") for i, row in enumerate(rows))
+    cases: list[Case] = []
     seen: set[str] = set()
-    for case in cases:
+    for i, row in enumerate(rows):
+        if not isinstance(row, Mapping):
+            raise PlanningError("InvalidCases", f"{name}: cases[{i}] must be a mapping of fields, not {shown(row)}")
+        case = _case(row, i)
         if case.id in seen:
-            raise PlanningError("InvalidCases", f"{name}: two rows have the id {case.id!r}: give each its own")
+            why = f"another row before it has the id {case.id!r}: give each row its own"
+            case = replace(case, id=f"{case.id} (cases[{i}])", fault="; ".join(x for x in (case.fault, why) if x))
         seen.add(case.id)
-    return Document(name, cases, raw)
+        cases.append(case)
+    return Document(name, tuple(cases), raw)
 
 
 def packaged() -> tuple[Document, ...]:
@@ -155,72 +165,23 @@ def packaged() -> tuple[Document, ...]:
     return tuple(load(data / n) for n in ("latency-curves.yaml", "validation-cases.yaml") if (data / n).exists())
 
 
-class _Fields:
-    """Reads typed fields of a mapping, or says where one is wrong."""
-
-    def __init__(self, fields: object, where: str) -> None:
-        if fields is None:
-            fields = {}
-        if not isinstance(fields, Mapping):
-            raise PlanningError("InvalidCases", f"{where} must be a mapping of fields, not {fields!r}")
-        self.fields, self.where = fields, where
-
-    def text(self, name: str) -> str | None:
-        value = self.fields.get(name)
-        if value is None:
-            return None
-        if not isinstance(value, str | int | float):
-            raise PlanningError("InvalidCases", f"{self.where}.{name} must be text, not {value!r}")
-        return str(value)
-
-    def number(self, name: str) -> float | None:
-        value = self.fields.get(name)
-        if value is None:
-            return None
-        if isinstance(value, str) and value.strip().lower() in ("inf", ".inf", "infinity"):
-            return math.inf
-        if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value) or value < 0:
-            raise PlanningError("InvalidCases", f"{self.where}.{name} must be a number of at least 0, not {value!r}")
-        return float(value)
-
-    def whole(self, name: str) -> int | None:
-        value = self.number(name)
-        if value is None:
-            return None
-        if not math.isfinite(value) or value != int(value) or value < 1:
-            raise PlanningError("InvalidCases", f"{self.where}.{name} must be a whole number from 1, not {value!r}")
-        return int(value)
-
-    def whole_or(self, names: Iterable[str], default: int) -> int:
-        return next((v for v in (self.whole(n) for n in names) if v is not None), default)
-
-    def flag(self, name: str, default: bool) -> bool:
-        value = self.fields.get(name)
-        return default if value is None else bool(value)
-
-    def part(self, name: str) -> _Fields:
-        return _Fields(self.fields.get(name), f"{self.where}.{name}")
-
-
-def _case(row: object, where: str) -> Case:
-    f = _Fields(row, where)
-    for name in ("id", "kind"):
-        if not f.text(name):
-            raise PlanningError("InvalidCases", f"{where} has no {name}: every row needs an id and a kind")
-    where = f.where = f"{where} ({f.text('id')})"
+def _case(row: Mapping[Any, Any], index: int) -> Case:
+    f = Fields(row)
     lengths, staleness = f.part("lengths"), f.part("staleness")
-    measured = f.fields.get("measured") or {}
-    if not isinstance(measured, Mapping):
-        raise PlanningError("InvalidCases", f"{where}.measured must be a mapping, not {measured!r}")
+    measured, remarks = measurements(f.fields.get("measured"))
     prompts, group, samples = (f.whole(n) for n in ("prompts_per_step", "group_size", "samples_per_step"))
     if samples is not None and prompts is not None and group is None and samples % prompts == 0:
         group = samples // prompts
     if samples is not None and group is not None and prompts is None and samples % group == 0:
         prompts = samples // group
-    return Case(
-        id=str(f.text("id")),
-        kind=str(f.text("kind")),
-        family=f.text("family") or str(f.text("kind")),
+    name, kind = f.text("id"), f.text("kind")
+    f.faults.extend(
+        f"{n} is missing: every row needs an id and a kind" for n, v in (("id", name), ("kind", kind)) if not v
+    )
+    found = Case(
+        id=name or f"cases[{index}]",
+        kind=kind or "unstated",
+        family=f.text("family") or kind or "unstated",
         model=f.text("model"),
         gpu=f.text("gpu"),
         n_gpus=f.whole("n_gpus"),
@@ -233,38 +194,40 @@ def _case(row: object, where: str) -> Case:
         lengths=_lengths(lengths),
         staleness=_rule(staleness),
         parallelism=f.text("parallelism") or "",
-        concurrency=f.number("concurrency_C"),
-        batch_samples=f.number("batch_samples_B"),
-        rho=f.number("rho"),
+        concurrency=f.number("concurrency_C", 1.0),
+        batch_samples=f.number("batch_samples_B", 1.0),
+        rho=f.number("rho", above=True),
         workers=f.whole("generation_workers"),
         optimizer_samples=f.whole("train_gbs_samples"),
         notes=f.text("notes") or "",
         source=f.text("source") or "",
         measured=measured,
+        remarks=remarks,
     )
+    return replace(found, fault="; ".join(f.faults) or None)
 
 
-def _lengths(f: _Fields) -> Lengths:
+def _lengths(f: Fields) -> Lengths:
     return Lengths(
-        mean_response=f.number("mean_response"),
-        max_response=f.whole("max_response"),
-        mean_prompt=f.number("mean_prompt"),
-        max_prompt=f.whole("max_prompt"),
-        mean_total_seq=f.number("mean_total_seq"),
-        max_total_seq=f.whole("max_total_seq"),
-        tail_multiplier=f.number("tailness_multiplier_M"),
+        mean_response=f.tokens("mean_response"),
+        max_response=f.whole("max_response", MOST_TOKENS),
+        mean_prompt=f.tokens("mean_prompt"),
+        max_prompt=f.whole("max_prompt", MOST_TOKENS),
+        mean_total_seq=f.tokens("mean_total_seq"),
+        max_total_seq=f.whole("max_total_seq", MOST_TOKENS),
+        tail_multiplier=f.number("tailness_multiplier_M", 1.0),
         task=f.text("task") or "",
     )
 
 
-def _rule(f: _Fields) -> StalenessRule:
+def _rule(f: Fields) -> StalenessRule:
     return StalenessRule(
         knob=(f.text("knob") or f.text("policy") or "").lower(),
-        value=f.number("value"),
-        syncs_every=f.whole_or(("trigger_parameter_sync_step", "sync_every"), 1),
-        streamed=f.whole("trigger_parameter_sync_step") is not None,
+        value=f.number("value", infinite=True),
+        syncs_every=f.whole_or(("trigger_parameter_sync_step", "sync_every"), 1, _MOST_SYNC_STEPS),
+        streamed=f.fields.get("trigger_parameter_sync_step") is not None,
         partial=f.flag("partial_rollout", True),
         mini_batch=f.whole("ppo_mini_batch_prompts"),
         batches_at_once=f.whole("require_batches") or 1,
-        queue_factor=f.number("queue_factor_q"),
+        queue_factor=f.number("queue_factor_q", above=True),
     )

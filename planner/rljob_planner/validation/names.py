@@ -1,14 +1,14 @@
 """From the names that people write to shapes and data sheets.
 
 Sources write "Llama 3.1 405B", "R1-Distill-Qwen-7B", "H100 FP8" or "H800 (8 per node)". Names are looked up in the packaged data
-with what is beside the point taken off. A model that is not there is still known by the sizes in its name, so the nearest
-packaged shape of its kind is widened to them; a GPU type that the text itself calls unstated is taken to be the reference
-GPU. Both are assumptions, and the row's note says so.
+with what is beside the point taken off. A model that is not there, but whose name has both its total and its active size, is a
+mixture of experts of these sizes, so the nearest packaged shape of its kind is widened to them; what the text itself calls unstated is
+taken to be usual. Both are assumptions, and the row's note says so. All other names are errors that list those that come near:
+"80B" alone may be a dense model or one with 3B active, and any GPU put in for another makes a number that means nothing.
 """
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections.abc import Iterator
@@ -43,7 +43,7 @@ class Named(Generic[T]):
 
 @cache
 def shape_of(text: str) -> Named[ModelShape]:
-    """The shape of a model by any name of it; raises PlanningError ``UnknownModel`` if the name has no size either."""
+    """The shape of a model by any name of it; raises PlanningError ``UnknownModel`` unless its name has both sizes."""
     precision = _precision(text)
     error: PlanningError | None = None
     for name in _variants(text):
@@ -52,31 +52,31 @@ def shape_of(text: str) -> Named[ModelShape]:
         except PlanningError as unknown:
             error = error or unknown
     sizes = _SIZES.findall(text)
-    if len({total for total, _ in sizes}) == 1:
+    stated = all(active for _, active in sizes) or _NOT_STATED.search(text)
+    if len({total for total, _ in sizes}) == 1 and stated:
         total, active = sizes[0]
         shape = _of_size(text, float(total) * 1e9, float(active) * 1e9 if active else None)
         how = "taken" if shape == model(shape.name) else "widened to the sizes in its name"
         return Named(shape, precision, f"the shape of {text} is not packaged: {shape.name}, {how}")
-    near = [] if sizes else difflib.get_close_matches(text.lower(), _short_names(), n=1, cutoff=0.55)
-    if not near:
-        raise error or PlanningError("UnknownModel", f"model {text!r} is not known")
-    shape = model(_short_names()[near[0]])
-    return Named(shape, precision, f"the shape of {text} is not packaged: {shape.name} taken instead")
+    raise error or PlanningError("UnknownModel", f"model {text!r} is not known")
 
 
 @cache
 def gpu_of(text: str) -> Named[Gpu]:
-    """The GPU that a text names; the reference GPU, with a note, where it names none that is known."""
+    """The GPU that a text names; the reference GPU, with a note, where it says that the type is not stated.
+
+    Raises PlanningError ``UnknownAccelerator`` with the names that come near.
+    """
     precision = _precision(text)
+    error: PlanningError | None = None
     for name in _variants(text):
         try:
             return Named(gpu(name), precision)
-        except PlanningError:
-            continue
-    why = (
-        "does not state the GPU type" if _NOT_STATED.search(text) else f"names a GPU without a data sheet here ({text})"
-    )
-    return Named(gpu(REFERENCE_GPU), precision, f"the source {why}: {REFERENCE_GPU} assumed")
+        except PlanningError as unknown:
+            error = error or unknown
+    if _NOT_STATED.search(text):
+        return Named(gpu(REFERENCE_GPU), precision, f"the source does not state the GPU type: {REFERENCE_GPU} assumed")
+    raise error or PlanningError("UnknownAccelerator", f"accelerator {text!r} is not known")
 
 
 def _precision(text: str) -> str | None:
@@ -86,7 +86,7 @@ def _precision(text: str) -> str | None:
 
 def _variants(text: str) -> Iterator[str]:
     """The name as it stands, without what is in brackets or after a comma, without formats, in dashes, word by word less."""
-    bare = re.sub(r"\(.*?\)|,.*$|^\s*(\d+\s*x\s*)+(?=[a-zA-Z])", "", text).strip()
+    bare = re.sub(r"\(.*?\)|,.*$|-class\b|^\s*(\d+\s*x\s*)+(?=[a-zA-Z])", "", text).strip()
     plain = re.sub(r"[-\s]*\b(fp8|bf16|fp16|base|instruct|sft)\b", "", bare, flags=re.IGNORECASE).strip()
     seen: set[str] = set()
     for name in (text, bare, plain):
@@ -99,11 +99,6 @@ def _variants(text: str) -> Iterator[str]:
     for count in range(len(words) - 1, 0, -1):
         yield "-".join(words[:count])
         yield "-".join(words[-count:])
-
-
-@cache
-def _short_names() -> dict[str, str]:
-    return {name.rsplit("/", 1)[-1].lower(): name for name in model_names()}
 
 
 def _of_size(text: str, total: float, active: float | None) -> ModelShape:

@@ -18,7 +18,9 @@ class RowJson(Part):
     )
     family: str = Field(description="Rows comparable with each other; factors are fitted on the other rows of it.")
     unit: str = Field(description="s, ms, versions, tokens/s or ratio; empty for a side.")
-    predicted: float | str | None = Field(description="From data sheets and packaged constants; null: see reason.")
+    predicted: float | str | None = Field(
+        description="A number from data sheets and packaged constants; a side with what the family's other rows teach besides. null: see reason."
+    )
     measured: float | str | None
     error: float | None = Field(
         ge=0, description="|predicted/measured − 1|, or the absolute difference where errorKind says so."
@@ -30,14 +32,22 @@ class RowJson(Part):
     calibrated_error: float | None = Field(ge=0)
     measured_side: str | None = Field(description="rollout, train or matched, where a row with a number states it.")
     predicted_side: str | None
+    plain_side: str | None = Field(
+        description="The side from data sheets and packaged constants alone, where the row states a side."
+    )
     measured_wait: float | None = Field(
         description="Trainer's wait for samples over the period, where the row states it."
     )
     predicted_wait: float | None
-    correct: bool | None = Field(description="Whether the bound side is the measured one; null: the row states none.")
+    correct: bool | None = Field(
+        description="Whether the predicted side (predicted, or predictedSide beside a number) is the measured one; null: the row states none."
+    )
+    calibrated_correct: bool | None = Field(
+        description="As correct, of the side after the other rows' factors; null: there were too few of them."
+    )
     covered: bool = Field(description="Whether the row was predicted.")
     judged: bool = Field(description="False: shown, but left out of the means for the reason in note.")
-    reason: str | None = Field(description="Why there is no prediction: the field that is null in the file.")
+    reason: str | None = Field(description="Why there is no prediction: the field that is null in the file, or wrong.")
     note: str | None = Field(description="What was assumed, and what to know of the row.")
 
 
@@ -113,9 +123,11 @@ def _row(r: Row) -> RowJson:
         calibrated_error=r.calibrated_error,
         measured_side=r.measured_side,
         predicted_side=r.predicted_side,
+        plain_side=r.plain_side,
         measured_wait=r.measured_wait,
         predicted_wait=r.predicted_wait,
         correct=r.correct,
+        calibrated_correct=r.calibrated_correct,
         covered=r.covered,
         judged=r.judged,
         reason=r.reason,

@@ -6,6 +6,7 @@ table, the same summary and the same plots; what differs by kind is the unit and
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 RELATIVE = "relative"
@@ -30,11 +31,15 @@ class Row:
     unit: str = ""
     """``s``, ``ms``, ``versions``, ``tokens/s``, ``ratio`` or empty for a side."""
     predicted: float | str | None = None
-    """From data sheets, shapes and packaged constants alone; None: see ``reason``."""
+    """A number from data sheets, shapes and packaged constants alone; a side with what the family's other rows teach besides.
+
+    None: see ``reason``."""
+    plain_side: str | None = None
+    """The side from data sheets, shapes and packaged constants alone."""
     calibrated: float | str | None = None
     """After factors (and a length law) fitted on the other rows of the family; None: too few of them."""
     reason: str | None = None
-    """Why there is no prediction: the field of the file that is null."""
+    """Why there is no prediction: the field of the file that is null, or holds what it cannot hold."""
     note: str | None = None
     """What was assumed where the file leaves something open, and what a reader should know of the row."""
     error_kind: str = RELATIVE
@@ -69,10 +74,7 @@ class Row:
 
         Next to balance, where one of the two is ``matched``, waits that differ by no more than ``NEAR`` count as the same.
         """
-        measured: float | str | None = self.measured_side
-        said: float | str | None = self.predicted_side
-        if isinstance(self.measured, str):
-            measured, said = self.measured, self.calibrated if self.calibrated is not None else self.predicted
+        measured, said = self.stated_side, self.said_side
         if measured is None or said is None:
             return None
         if measured == said:
@@ -81,9 +83,33 @@ class Row:
             return False
         return bool(abs(self.measured_wait - self.predicted_wait) <= NEAR)
 
+    @property
+    def calibrated_correct(self) -> bool | None:
+        """As ``correct``, of the side after the other rows' factors; None where there were too few of them."""
+        if isinstance(self.calibrated, str):
+            return None if self.stated_side is None else self.calibrated == self.stated_side
+        return None if self.calibrated is None else self.correct
+
+    @property
+    def strictly_correct(self) -> bool | None:
+        """As ``correct``, without the band next to balance."""
+        return None if self.correct is None else self.stated_side == self.said_side
+
+    @property
+    def stated_side(self) -> str | None:
+        """The measured side, whether it is all that the row measures or stands beside a number."""
+        return self.measured if isinstance(self.measured, str) else self.measured_side
+
+    @property
+    def said_side(self) -> str | None:
+        """The predicted side."""
+        return self.predicted if isinstance(self.predicted, str) else self.predicted_side
+
     def _error(self, predicted: float | str | None) -> float | None:
         if not isinstance(predicted, int | float) or not isinstance(self.measured, int | float):
             return None
         if self.error_kind == ABSOLUTE:
-            return abs(predicted - self.measured)
-        return abs(predicted / self.measured - 1.0) if self.measured else None
+            error = abs(predicted - self.measured)
+        else:
+            error = abs(predicted / self.measured - 1.0) if self.measured else math.nan
+        return error if math.isfinite(error) else None

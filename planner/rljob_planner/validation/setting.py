@@ -11,6 +11,7 @@ import math
 import re
 from dataclasses import dataclass, replace
 
+from rljob_planner.errors import PlanningError
 from rljob_planner.hardware import Gpu
 from rljob_planner.memory import kv_room_tokens
 from rljob_planner.models import ModelShape
@@ -111,6 +112,8 @@ def setting_of(case: Case, *, defaults: Case | None = None) -> Setting:
         cap = max(16, cap - prompt)
     precision = accelerator.precision or shape.precision or "bf16"
     gen, train = parallel_of(case.parallelism)
+    if 0 in (*gen.values(), *train.values()):
+        raise PlanningError("InvalidCases", f"parallelism {case.parallelism!r} has a width of 0: widths are at least 1")
     engine = engine_of(shape.value, accelerator.value, precision, rollout_gpus, gen, cap + prompt)
     text = str(get("placement")).lower()
     mode, overlapped = _mode(text, case.staleness)

@@ -18,6 +18,8 @@ STEPS, FEWEST_STEPS, WARMUP = 30, 14, 5
 """Periods of a row that are simulated, fewer where a batch is large or groups are dropped, and how many of them are left out."""
 SAMPLES = 200_000
 """Samples that a row's simulation should not exceed by much."""
+MOST_SAMPLES = 20_000_000
+"""Samples that would take too long; batches of more than a million leave nothing to chance anyway."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +44,9 @@ def simulated(setting: Setting, lengths: LengthDistribution, factors: Factors) -
 
 def _run(setting: Setting, lengths: LengthDistribution, factors: Factors) -> Simulated:
     formula = parts_of(setting, lengths, factors)
-    if setting.mode != ASYNC or setting.streamed:
-        return Simulated(formula, None)
     generated = setting.samples * (4 if setting.bound == "drop" else 1)
+    if setting.mode != ASYNC or setting.streamed or generated * FEWEST_STEPS > MOST_SAMPLES:
+        return Simulated(formula, None)
     steps = max(FEWEST_STEPS, min(STEPS, SAMPLES // generated))
     inp = simulation_input(setting, lengths, factors, steps=steps, warmup=WARMUP)
     try:

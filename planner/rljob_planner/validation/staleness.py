@@ -16,9 +16,18 @@ from functools import lru_cache
 import numpy as np
 
 from rljob_planner.closedform import mean_staleness
+from rljob_planner.errors import PlanningError
 from rljob_planner.laws import LognormalLaw
 from rljob_planner.lengths import LengthDistribution
-from rljob_planner.simulate import DecodeCost, SimulationInput, SimulationResult, TrainCost, rates, simulate
+from rljob_planner.simulate import (
+    DecodeCost,
+    SimulationInput,
+    SimulationResult,
+    SimulationStalled,
+    TrainCost,
+    rates,
+    simulate,
+)
 from rljob_planner.validation.cases import Case
 from rljob_planner.validation.rows import ABSOLUTE, Row
 
@@ -27,6 +36,7 @@ GROUP = 16
 MEAN_TOKENS = 400.0
 _CAP_TOKENS = 20_000
 _STEPS, _WARMUP = 900, 150
+_MOST_SAMPLES = 50_000
 
 
 def staleness_rows(cases: Sequence[Case]) -> list[Row]:
@@ -53,8 +63,16 @@ def _row(case: Case) -> Row:
     missing = [name for name, value in needed.items() if value is None]
     if missing:
         return replace(row, reason=f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} null in the file")
+    large = [n for n in ("concurrency_C", "batch_samples_B") if (needed[n] or 0.0) > _MOST_SAMPLES]
+    if large:
+        return replace(row, reason=f"{', '.join(large)} must be at most {_MOST_SAMPLES:,} to be simulated")
     C, B, rho, M, q = (float(v) for v in needed.values() if v is not None)
-    result = run(C, B, rho, M, q, case.group_size or GROUP)
+    try:
+        result = run(C, B, rho, M, q, case.group_size or GROUP)
+    except (SimulationStalled, PlanningError, ValueError) as impossible:
+        return replace(
+            row, reason=f"no run has these concurrency_C, batch_samples_B, rho, tail and queue: {impossible}"
+        )
     realised = result.mean_in_flight
     formula = mean_staleness(realised, M, B, rho, q)
     return replace(

@@ -104,6 +104,9 @@ def check_shape(document: Mapping[str, Any], name: str) -> None:
     for key in TABLES:
         if document.get(key) is not None:
             _check_table(document[key], f"{name}: {key}")
+    for key in ("training_throughput", "weight_sync"):
+        if isinstance(document.get(key), Mapping) and document[key].get("rows"):
+            _check_table(document[key], f"{name}: {key}")
     for i, rule in enumerate(_list(document, "exclusions", name)):
         where = f"{name}: exclusions[{i}]"
         _mapping(rule, where, "a reason, and the model, engine, gpu or max_ttft_ms that it is for")

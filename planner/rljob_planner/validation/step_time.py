@@ -108,6 +108,7 @@ def _row(o: Outcome) -> Row:
         note=_note(o),
         measured_side=side,
         predicted_side=None if side is None else side_of(waits),
+        plain_side=None if side is None else side_of(predicted_wait(o.plain.parts, collecting_s)),
         measured_wait=None if side is None else wait_share(case, collecting_s),
         predicted_wait=None if side is None else waits,
     )

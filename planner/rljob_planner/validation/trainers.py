@@ -16,6 +16,7 @@ from typing import Any
 from rljob_planner.errors import PlanningError
 from rljob_planner.training import TrainerSetup, element_s_per_token, training_efficiency
 from rljob_planner.validation.family import ROWS_FOR_FACTORS
+from rljob_planner.validation.fields import MOST, Fields, shown
 from rljob_planner.validation.names import gpu_of, shape_of
 from rljob_planner.validation.rows import Row
 
@@ -36,23 +37,29 @@ def trainer_rows(tables: Sequence[Mapping[str, Any]]) -> list[Row]:
 def _row(fields: Mapping[str, Any]) -> Row:
     kind, hardware = str(fields.get("kind", "")), str(fields.get("hardware", ""))
     model, tokens = fields.get("model"), fields.get("seq_len")
-    measured = fields.get("tok_s")
+    measured = Fields(fields).number("tok_s", above=True)
     row = Row(
         id=f"{model} {kind} {tokens} {hardware}",
         kind="training",
         family=f"trainer {kind}",
-        measured=float(measured) if isinstance(measured, int | float) else None,
+        measured=measured,
         unit="tokens/s",
     )
     missing = [n for n in ("model", "seq_len", "hardware") if fields.get(n) is None]
     found = re.match(r"(\d+)\s*x\s*(.+)", hardware)
-    if missing or not found or not isinstance(tokens, int):
-        return replace(row, reason=f"{', '.join(missing) or 'hardware'} is null in the file")
+    if missing:
+        return replace(row, reason=f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} null in the file")
+    read = Fields(fields)
+    tokens = read.whole("seq_len")
+    if not found or not 1 <= int(found.group(1)) <= MOST:
+        read.faults.append(f"hardware must be a count and a GPU, such as 8xh100, not {shown(fields.get('hardware'))}")
+    if read.faults or tokens is None or not found:
+        return replace(row, reason="; ".join(read.faults))
     try:
-        shape = shape_of(str(model))
+        shape, accelerator = shape_of(str(model)), gpu_of(found.group(2))
     except PlanningError as unknown:
         return replace(row, reason=str(unknown))
-    setup = TrainerSetup(shape.value, gpu_of(found.group(2)).value, "full", 0, None, "padded")
+    setup = TrainerSetup(shape.value, accelerator.value, "full", 0, None, "padded")
     gpus = int(found.group(1))
     return replace(
         row,

@@ -64,7 +64,11 @@ def _of_case(case: Case) -> list[Transfer]:
             )
             continue
         assert case.n_gpus is not None
-        inside = case.n_gpus <= gpu_of(str(case.gpu)).value.gpus_per_node
+        try:
+            inside = case.n_gpus <= gpu_of(str(case.gpu)).value.gpus_per_node
+        except PlanningError as unknown:
+            rows.append(Transfer(replace(row, reason=str(unknown)), None))
+            continue
         rows.append(_predicted(row, str(case.model), "inside" if inside else path, 1.0))
     return rows
 
@@ -75,12 +79,12 @@ def _of_table(table: Mapping[str, Any]) -> list[Transfer]:
     for i, line in enumerate(table.get("rows", ())):
         fields = dict(zip(columns, line, strict=False))
         transport = str(fields.get("transport", ""))
-        number = re.search(r"\d+(\.\d+)?", str(fields.get("seconds", "")))
+        number = re.match(r"[^\d-]*(\d+(?:\.\d+)?)", str(fields.get("seconds", "")))
         row = Row(
             id=f"weight_sync/{i + 1} {fields.get('model')} {transport}",
             kind="weight_sync",
             family=f"weight-sync-{fields.get('src', 'table')}",
-            measured=float(number.group()) if number else None,
+            measured=(float(number.group(1)) or None) if number else None,
             unit="s",
         )
         ranks = [r for r in (fields.get("train_ranks"), fields.get("rollout_ranks")) if isinstance(r, int)]
@@ -117,6 +121,7 @@ def _calibrated(transfer: Transfer, transfers: Sequence[Transfer]) -> Row:
         and t.row.family == row.family
         and t.row.judged
         and isinstance(t.row.measured, int | float)
+        and t.row.measured > 0
         and isinstance(t.row.predicted, int | float)
     ]
     if len(others) < ROWS_FOR_FACTORS - 1 or not isinstance(row.predicted, int | float):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rljob_planner.validation.bottleneck import bottleneck_rows
 from rljob_planner.validation.cases import Case, Document
+from rljob_planner.validation.doubts import doubts
 from rljob_planner.validation.others import speedup_rows, sync_tail_rows
 from rljob_planner.validation.rows import Row
 from rljob_planner.validation.serving import serving_rows
@@ -21,6 +22,7 @@ from rljob_planner.validation.transfers import weight_sync_rows
 KINDS = ("step_time", "throughput", "bottleneck", "staleness", "weight_sync", "sync_tail", "speedup")
 """Kinds of cases that are predicted."""
 
+_BEYOND = (ArithmeticError, ValueError)
 Progress = Callable[[str], None]
 
 
@@ -70,20 +72,56 @@ def _rows(document: Document, progress: Progress) -> list[Row]:
     found = list(serving_rows(document.raw))
     progress("trainers and weight transfers")
     found += trainer_rows(_tables(document.raw, "training_throughput"))
-    by_kind = {kind: [c for c in document.cases if c.kind == kind] for kind in KINDS}
+    whole = [c for c in document.cases if c.fault is None]
+    by_kind = {kind: [c for c in whole if c.kind == kind] for kind in KINDS}
+    transfers = _tables(document.raw, "weight_sync")
     predicted = [
-        *weight_sync_rows(by_kind["weight_sync"], _tables(document.raw, "weight_sync")),
-        *staleness_rows(by_kind["staleness"]),
-        *bottleneck_rows(by_kind["bottleneck"]),
-        *sync_tail_rows(by_kind["sync_tail"]),
-        *speedup_rows(by_kind["speedup"]),
-        *step_time_rows(by_kind["step_time"], progress),
-        *throughput_rows(by_kind["throughput"], progress),
-        *(_unknown(c) for c in document.cases if c.kind not in KINDS),
+        *_guarded(by_kind["weight_sync"], lambda cases: weight_sync_rows(cases, transfers)),
+        *_guarded(by_kind["staleness"], staleness_rows),
+        *_guarded(by_kind["bottleneck"], bottleneck_rows),
+        *_guarded(by_kind["sync_tail"], sync_tail_rows),
+        *_guarded(by_kind["speedup"], speedup_rows),
+        *_guarded(by_kind["step_time"], lambda cases: step_time_rows(cases, progress)),
+        *_guarded(by_kind["throughput"], lambda cases: throughput_rows(cases, progress)),
+        *(_unknown(c) for c in whole if c.kind not in KINDS),
+        *(Row(c.id, c.kind, c.family, None, reason=c.fault) for c in document.cases if c.fault is not None),
     ]
     order = {case.id: i for i, case in enumerate(document.cases)}
-    predicted.sort(key=lambda row: order.get(row.id.split("/checkpoint-engine")[0], len(order)))
-    return found + predicted
+    predicted.sort(key=lambda row: order.get(_case_id(row), len(order)))
+    said = {c.id: doubts(c) for c in whole}
+    return found + [_noted(row, said.get(_case_id(row), ())) for row in predicted]
+
+
+def _guarded(cases: Sequence[Case], predicted: Callable[[Sequence[Case]], list[Row]]) -> list[Row]:
+    """Rows of a kind; those whose numbers lie beyond what can be computed say so, and hinder no others."""
+    try:
+        return predicted(cases)
+    except _BEYOND:
+        broken = [row for case in cases if (row := _broken(case, predicted)) is not None]
+    names = {row.id for row in broken}
+    rest = [case for case in cases if case.id not in names]
+    if not broken or not rest:
+        # Each alone can be computed, so it is together that they cannot: nothing is learned from each other then.
+        return broken + [row for case in rest for row in predicted([case]) if _case_id(row) == case.id]
+    return broken + _guarded(rest, predicted)
+
+
+def _broken(case: Case, predicted: Callable[[Sequence[Case]], list[Row]]) -> Row | None:
+    try:
+        predicted([case])
+    except _BEYOND as error:
+        why = f"its numbers are beyond what can be computed: {error}"
+        return Row(case.id, case.kind, case.family, None, reason=why)
+    return None
+
+
+def _case_id(row: Row) -> str:
+    return row.id.split("/checkpoint-engine")[0]
+
+
+def _noted(row: Row, remarks: Sequence[str]) -> Row:
+    """The row with what there is to doubt in it, before all else that its note says."""
+    return replace(row, note="; ".join([*remarks, *([row.note] if row.note else [])])) if remarks else row
 
 
 def _tables(raw: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
