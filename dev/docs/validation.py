@@ -111,6 +111,7 @@ def text(found: Validation) -> str:
                 _misses(found),
                 "## Bound sides",
                 SIDES,
+                _strictness(found),
                 _sides(found),
                 "## Staleness",
                 STALENESS,
@@ -276,11 +277,24 @@ def _sides(found: Validation) -> str:
             continue
         if not r.correct and r.id not in WRONG_SIDES:
             raise AssertionError(f"the bound side of {r.id} is wrong and dev/docs/validation.py does not say why")
-        measured = r.measured_side or str(r.measured)
-        predicted = r.predicted_side or str(r.calibrated or r.predicted)
-        wrong = "" if r.correct else f"**wrong.** {WRONG_SIDES[r.id]}"
-        rows.append((r.id, measured, _share(r.measured_wait), predicted, _share(r.predicted_wait), wrong))
-    return table(("row", "measured", "wait", "predicted", "wait", ""), rows)
+        measured = r.stated_side or ""
+        predicted = r.said_side or ""
+        wrong = f"**wrong.** {WRONG_SIDES[r.id]}" if not r.correct else "" if r.strictly_correct else "within the band"
+        rows.append(
+            (r.id, measured, _share(r.measured_wait), predicted, _share(r.predicted_wait), r.plain_side or "", wrong)
+        )
+    return table(("row", "measured", "wait", "predicted", "wait", "without other rows", ""), rows)
+
+
+def _strictness(found: Validation) -> str:
+    stated = [r for r in found.rows if r.correct is not None]
+    right = sum(bool(r.correct) for r in stated)
+    strict = sum(bool(r.strictly_correct) for r in stated)
+    plain = sum(r.plain_side == r.stated_side for r in stated)
+    return (
+        f"Of the {len(stated)} stated sides {strict} are named strictly, {right - strict} more are right only within that band, and "
+        f"{len(stated) - right or 'none'} wrong. Without anything from the family's other rows {plain} would be named strictly."
+    )
 
 
 def _share(wait: float | None) -> str:
@@ -359,7 +373,12 @@ rule, parallelism. What was measured is kept apart and read only when *another* 
 What the runs need beside the planner's own model is in `planner/rljob_planner/validation/`: a prompt's samples stay on one engine in lock-step
 modes (a hard prompt then makes one engine run a whole group to the end), a colocated trainer is slower by a third and moves its optimizer
 state out and in, weights travel in buckets, a rank with the longest sample makes the others wait, and a trainer that collects its batch from a
-queue spends 3 ms a sample on it."""
+queue spends 3 ms a sample on it.
+
+A GPU or model that is not known has no substitute: its row is left without prediction and lists the names that come near, unless the source itself
+says that the type is not stated (then H100, with a note) or the name has both sizes of a mixture of experts. A run that cannot exist, since its
+weights do not fit into its GPUs, and a row that contradicts itself are predicted and say so in `note`. A value that a field cannot hold costs its own
+row, with a reason; a measurement that cannot be one (negative, zero seconds, not a number) costs that row its error alone."""
 
 SERVING = """\
 Curves of vLLM and SGLang; a family is a model on a GPU type under one engine and number format. Rows whose requests queued for KV room (time
@@ -372,7 +391,8 @@ software paths, and lengths drift while a model learns, by a factor of two withi
 SIDES = """\
 The trainer's wait for samples over the period decides, measured and predicted alike: from 20 % on samplers hold the run up, up to 5 % the
 trainer does, between them they match. Rows that name the side are believed. What a streaming trainer spends on collecting its batch is no
-wait. For rows that state nothing but the side, what they leave open is assumed (`validation/bottleneck.py` lists it), and the stated side of even one
+wait. The predicted side is what the planner says with all that it may use: physics, and the factors that the family's *other* rows teach,
+beside a step time and alone; `plainSide` has it without those. For rows that state nothing but the side, what they leave open is assumed (`validation/bottleneck.py` lists it), and the stated side of even one
 other row of the family counts. Next to balance, where measured or predicted side is "matched", waits that are no more than a fifth of a period apart count as the same."""
 
 STALENESS = """\
