@@ -23,6 +23,7 @@ from rljob_planner.outcome import RATIO_VARIANCE, Evaluation, Period, Staleness,
 from rljob_planner.screen import may_run_away, over_limit, runs_away
 from rljob_planner.simulate import SimulationInput, SimulationResult, SimulationStalled, TrainCost, rates, simulate
 from rljob_planner.split import Split
+from rljob_planner.timeline import Timeline
 
 MOST_BATCH_SAMPLES_PER_GPU = 2048
 """Largest training batch that is planned for, by GPU of the budget; real ones have less than a tenth of it."""
@@ -110,13 +111,22 @@ def simulated(
     )
     part = slice_of(inp)
     try:
-        result = simulate(part, rho=predict(inp).rho if split.mode == "async" else None)
+        balanced = job.spec.staleness.bound is Bound.ADMISSION and split.mode == "async" and steps >= full_steps(job)
+        result = simulate(part, rho=predict(inp).rho if split.mode == "async" else None, record=balanced)
     except SimulationStalled as error:
         return _stalled(split, str(error))
     except ValueError as error:
         raise PlanningError(
             "InvalidSplit", f"{split.label()} with {split.in_flight} samples in flight: {error}"
         ) from error
+    if result.timeline is not None:
+        mean = (
+            None
+            if result.dropped_groups
+            else balance_staleness(result.timeline, warmup, part.prompts_per_step * part.samples_per_prompt)
+        )
+        counted = result.staleness.mean if mean is None else mean
+        result = replace(result, staleness=replace(result.staleness, mean=counted), timeline=None)
     further_steps = 0.5 * ((job.spec.workload.steps if run_steps is None else run_steps) - steps) - warmup
     if (
         may_run_away(job)
@@ -128,6 +138,26 @@ def simulated(
     else:
         further_steps = 0.0
     return _evaluation(job, split, inp, result, part.replicas / inp.replicas, further_steps)
+
+
+def balance_staleness(timeline: Timeline, warmup: int, batch: int) -> float | None:
+    """Mean staleness from what is under way when a version is published, samples that started and are not trained, over the batch.
+
+    A sample is under way at as many publications as it is versions old in the end: by Little's law this is the mean staleness of the
+    samples that are trained, without what the window of a simulation cuts off at its two ends. Under ``admission`` it
+    keeps to the limit exactly, as the bound does at every single publication. None where the timeline is not complete.
+    """
+    if not timeline.complete:
+        return None
+    versions, stays, fates = len(timeline.steps), timeline.samples, timeline.groups
+    groups, width = int(stays["group"].max()) + 1, int(stays["index"].max()) + 1
+    trained = np.full(groups, versions)
+    trained[fates["group"]] = np.where(fates["trained_version"] < 0, versions, fates["trained_version"])
+    begun = np.full(groups * width, versions)
+    np.minimum.at(begun, stays["group"] * width + stays["index"], stays["version"])
+    first, last = warmup - 1, versions - 1
+    publications = np.maximum(0, np.clip(np.repeat(trained, width), first, last) - np.clip(begun, first, last))
+    return float(publications.sum()) / (batch * (versions - warmup))
 
 
 def slice_of(inp: SimulationInput) -> SimulationInput:

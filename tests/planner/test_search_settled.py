@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 
 from rljob_planner.calibrate import Calibration
-from rljob_planner.evaluation import full_steps
+from rljob_planner.evaluation import balance_staleness, full_steps
 from rljob_planner.job import Job
 from rljob_planner.layouts import Space
 from rljob_planner.outcome import Plan
 from rljob_planner.placement import Room, default_rooms
 from rljob_planner.race import NOISE, Race
 from rljob_planner.search import plan
+from rljob_planner.simulate import simulate
 from tests.planner.specs import spec
 
 SHORT: dict[str, Any] = {
@@ -24,6 +25,7 @@ SHORT: dict[str, Any] = {
     "staleness__max": 2,
     "trainer__gpusPerReplica": 4,
 }
+NODES = default_rooms(24)
 TWO_KINDS = (
     *(Room(f"sampler-{i}", 8, "H20", trainers=False) for i in range(4)),
     Room("trainer-0", 8, "H100", samplers=False),
@@ -128,3 +130,28 @@ def test_smaller_trainer_pods_are_proposed_where_they_pay_and_nobody_stated_a_si
     assert smaller.period.mean < 0.9 * found.period.mean
     stated = plan(spec(**COARSE, trainer__gpusPerReplica=8), rooms, calibration=bare)
     assert not any("trainer.gpusPerReplica is not stated" in note for note in stated.notes)
+
+
+@pytest.mark.parametrize(("prompts", "samples"), [(1, 1), (2, 1), (16, 8), (128, 8), (640, 8)])
+@pytest.mark.parametrize("limit", [0, 1, 2, 4])
+def test_the_mean_keeps_to_the_limit_exactly_under_admission(prompts: int, samples: int, limit: int) -> None:
+    job = spec(workload__promptsPerStep=prompts, workload__samplesPerPrompt=samples, staleness__max=limit)
+    assert plan(job, NODES, detail=False).staleness.mean <= limit
+
+
+@pytest.mark.parametrize(("bound", "cap"), [("none", 96), ("none", 256), ("hold", 48), ("admission", 200)])
+@pytest.mark.parametrize("environment", [None, {"secondsPerTurn": 5.0, "turns": 4}])
+def test_staleness_counted_at_publications_is_that_counted_sample_by_sample(
+    bound: str, cap: int, environment: dict[str, Any] | None
+) -> None:
+    job = Job.of(spec(staleness__bound=bound, workload__environment=environment), NODES)
+    layout = Space(job, NODES).layout(2, 1)
+    assert layout is not None
+    inp = job.simulation_input(layout.split(cap), Calibration(), steps=420, warmup=20)
+    result = simulate(inp, record=True)
+    assert result.timeline is not None
+    counted = balance_staleness(result.timeline, 20, job.batch)
+    # They differ by the ages of the samples in flight at the two ends, shared out over the steps between them.
+    assert counted == pytest.approx(
+        result.staleness.mean, abs=2.0 * (1.0 + result.staleness.mean) * cap / (400 * job.batch)
+    )
