@@ -59,7 +59,7 @@ def expectation(
 def _train_s(job: Job, split: Split, seen: Observation, calibration: Calibration) -> float:
     """Seconds of a training step of as many samples as were seen."""
     samples = job.batch if seen.samples_per_step is None else seen.samples_per_step.value
-    cost = job.train_cost(split.trainers, calibration.trainer_speed)
+    cost = job.train_cost(split.trainers, job.trainer_speed(calibration))
     mean, prompt = job.lengths.mean(), job.prompt_tokens
     squares = job.lengths.second_moment() + 2.0 * prompt * mean + prompt * prompt
     return cost.per_step_s + samples * (cost.per_token_s * (prompt + mean) + cost.per_token_squared_s * squares)

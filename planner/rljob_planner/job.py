@@ -199,6 +199,10 @@ class Job:
             )
         return self._decode_costs[key]
 
+    def trainer_speed(self, calibration: Calibration) -> float:
+        """Speed of this job's trainer over the model's; a stated MFU is that of a running trainer already."""
+        return calibration.trainer_speed if self.trainer_setup.mfu is None else calibration.trainer_factor
+
     def train_cost(self, split: TrainerSplit, factor: float) -> TrainCost:
         """Cost of a training step that is ``factor`` times as fast as the model says."""
         return train_cost(self.trainer_setup, split, self.lengths, self.prompt_tokens, self.batch, factor)
@@ -233,7 +237,7 @@ class Job:
             decode=self.decode_cost(
                 tensor_parallel, split.samplers.max_running, calibration.sampler_speed * decode_speed
             ),
-            train=self.train_cost(split.trainers, calibration.trainer_speed * train_speed / slowdown),
+            train=self.train_cost(split.trainers, self.trainer_speed(calibration) * train_speed / slowdown),
             weight_sync_s=(self.weight_sync_s + offload_s) * sync_time,
             prompts_per_step=spec.workload.prompts_per_step,
             samples_per_prompt=self.group,

@@ -7,12 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rljob_planner.accelerators import accelerators_of
-from rljob_planner.calibrate import Calibration, SamplerReading, TrainerReading, updated
+from rljob_planner.calibrate import Calibration, MeasuredOn, SamplerReading, TrainerReading, updated
 from rljob_planner.errors import PlanningError
 from rljob_planner.job import Job
 from rljob_planner.placement import Room, rooms_of
 from rljob_planner.split import SamplerSplit, Split, TrainerSplit
 from rljob_planner.steptime import decode_step_s
+from rljob_planner.training import training_efficiency
 from tests.planner.specs import spec
 
 SPEC = spec()
@@ -164,3 +165,23 @@ def test_no_gpu_at_all_is_an_error() -> None:
     with pytest.raises(PlanningError, match=r"spec\.accelerator") as error:
         accelerators_of(spec(accelerator=None), rooms_of("1x8"))
     assert error.value.reason == "UnknownAccelerator"
+
+
+def test_what_running_systems_reach_counts_until_a_run_has_shown_more() -> None:
+    known = training_efficiency()
+    unmeasured = Calibration()
+    assert unmeasured.sampler_speed == known.sampler_efficiency
+    assert unmeasured.trainer_speed == known.trainer_efficiency
+    learned = Calibration(sampler_factor=0.9, trainer_factor=1.1, observations=3)
+    assert (learned.sampler_speed, learned.trainer_speed) == (0.9, 1.1)
+    engine = Calibration(sampler_factor=0.9, measured_on=MeasuredOn("m", "g", 1, "bf16", "bf16"))
+    assert engine.sampler_speed == pytest.approx(0.9 * known.sampler_efficiency)
+    alone = Calibration(alone=True)
+    assert (alone.sampler_speed, alone.trainer_speed) == (1.0, 1.0)
+
+
+def test_a_stated_mfu_is_that_of_a_running_trainer() -> None:
+    stated = Job.of(spec(trainer__mfu="40%"), ROOMS)
+    assert JOB.trainer_speed(Calibration()) == training_efficiency().trainer_efficiency
+    assert stated.trainer_speed(Calibration()) == 1.0
+    assert stated.trainer_speed(Calibration(trainer_factor=1.2)) == 1.2
