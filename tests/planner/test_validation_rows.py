@@ -159,6 +159,15 @@ def test_bound_sides_of_packaged_rows_are_what_predicted_names() -> None:
             assert row.plain_side in (ROLLOUT, TRAIN, MATCHED)
 
 
+def test_a_predicted_side_hangs_on_no_measurement_of_its_row() -> None:
+    base, slower, bare = rows(
+        {"measured": {"step_time_s": 100, "train_wait_s": 40}}, {"measured": {"step_time_s": 100, "train_wait_s": 1}}, {"measured": {}}
+    )  # fmt: skip
+    assert base.predicted_side == slower.predicted_side == bare.predicted_side is not None
+    assert base.measured_side != slower.measured_side
+    assert (bare.measured_side, bare.correct) == (None, None)
+
+
 def test_the_command_answers_a_file_with_bad_rows_and_refuses_a_broken_one(tmp_path: Path) -> None:
     path = tmp_path / "f.yaml"
     path.write_text("cases: [{id: a, kind: step_time, n_gpus: 0, measured: {step_time_s: .nan}}]", encoding="utf-8")

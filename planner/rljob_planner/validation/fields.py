@@ -8,6 +8,7 @@ one that cannot be a measurement is left out with a remark.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -113,12 +114,17 @@ def measurements(value: object) -> tuple[dict[str, Any], tuple[str, ...]]:
             remarks.append(f"measured.{name} {shown(said)} is no measurement: left out")
         elif said == 0 and str(name).startswith(_NEVER_ZERO):
             remarks.append(f"measured.{name} 0 is no measurement: left out")
+        elif isinstance(said, str) and _NUMBER.fullmatch(said.strip()):
+            remarks.append(f"measured.{name} {shown(said)} is text and not a number: left out")
         else:
             found[str(name)] = said
     return found, tuple(remarks)
 
 
 _NEVER_ZERO = ("step_time", "effective_train_tokens", "train_tokens", "tokens_per_s", "weight_sync_s", "speedup")
+
+
+_NUMBER = re.compile(r"[+-]?\d+(\.\d*)?([eE][+-]?\d+)?")
 
 
 def _finite(value: object, *, infinite: bool = False) -> float | None:

@@ -42,6 +42,9 @@ def sync_tail_rows(cases: Sequence[Case]) -> list[Row]:
             continue
         lengths = law_of(case.lengths.mean_response or _ANY_MEAN, case.lengths.cap or _FREE_CAP)
         share = 1.0 - lengths.quantile(0.99) / lengths.max_mean(float(samples))
+        if share <= 0.0:
+            cut = "more than a hundredth of the responses are cut at the cap, so none of them stands out"
+            row = replace(row, note="; ".join(n for n in (cut, row.note) if n))
         rows.append(replace(row, predicted=share))
     return rows
 

@@ -31,10 +31,10 @@ class RowJson(Part):
     )
     calibrated_error: float | None = Field(ge=0)
     measured_side: str | None = Field(description="rollout, train or matched, where a row with a number states it.")
-    predicted_side: str | None
-    plain_side: str | None = Field(
-        description="The side from data sheets and packaged constants alone, where the row states a side."
+    predicted_side: str | None = Field(
+        description="Beside a number, with what the family's other rows teach; null: both sides work in turn, or the kind has none."
     )
+    plain_side: str | None = Field(description="The side from data sheets and packaged constants alone.")
     measured_wait: float | None = Field(
         description="Trainer's wait for samples over the period, where the row states it."
     )

@@ -99,7 +99,8 @@ def _row(o: Outcome) -> Row:
         return row
     best = o.calibrated or o.plain
     collecting_s = hand_over_s(o.setting)
-    side = None if o.setting.mode == SYNC else measured_side(case, collecting_s)
+    in_turn = o.setting.mode == SYNC
+    side = None if in_turn else measured_side(case, collecting_s)
     waits = predicted_wait(best.parts, collecting_s)
     return replace(
         row,
@@ -107,10 +108,10 @@ def _row(o: Outcome) -> Row:
         calibrated=None if o.calibrated is None else float(o.calibrated.parts.period_s),
         note=_note(o),
         measured_side=side,
-        predicted_side=None if side is None else side_of(waits),
-        plain_side=None if side is None else side_of(predicted_wait(o.plain.parts, collecting_s)),
+        predicted_side=None if in_turn else side_of(waits),
+        plain_side=None if in_turn else side_of(predicted_wait(o.plain.parts, collecting_s)),
         measured_wait=None if side is None else wait_share(case, collecting_s),
-        predicted_wait=None if side is None else waits,
+        predicted_wait=None if in_turn else waits,
     )
 
 
