@@ -284,8 +284,12 @@ def _cost(plan: Plan) -> str:
 def confidence_words(residual: float | None) -> str:
     """How far the numbers can be trusted."""
     if residual is None:
+        from rljob_planner.training import training_efficiency
+
+        usual = training_efficiency()
         return (
-            "not measured: times rest on data sheets and public benchmarks. Of published runs predicted in this way the decode steps "
+            "not measured: times rest on data sheets and public benchmarks, and on what running RL systems reach beside engine and trainer "
+            f"alone ({usual.sampler_efficiency:g} and {usual.trainer_efficiency:g} of their speed). Of published runs predicted in this way the decode steps "
             "were off by 3 % in the median, whole RL steps by about 30 % and single ones by far more; the comparison of splits is "
             "surer than the times, and the run's own metrics correct both"
         )
