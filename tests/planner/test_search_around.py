@@ -19,7 +19,7 @@ from rljob_planner.layouts import Space
 from rljob_planner.outcome import RATIO_VARIANCE, Elasticity, Plan
 from rljob_planner.placement import default_rooms
 from rljob_planner.report import why
-from rljob_planner.search import _agreeing, plan
+from rljob_planner.search import _agreeing, evaluate, plan
 from rljob_planner.simulate import simulate
 from tests.planner.specs import spec
 
@@ -209,6 +209,11 @@ def test_environments_in_which_samples_spend_their_life_are_named() -> None:
     assert found.evaluation.environment_share > 0.5
     assert found.bottleneck == "samplers"
     assert why(found).startswith("environments take most of the time")
+    (said,) = [note for note in found.notes if "in their environments" in note]
+    saved = float(said.split("would take ")[1].split("%")[0]) / 100.0
+    job = spec(workload__environment={"secondsPerTurn": 120.0 / 1.1, "turns": 10}, staleness__bound="admission")
+    faster = evaluate(job, found.split, NODES)
+    assert saved == pytest.approx(1.0 - faster.period_s / found.period.mean, abs=0.03)
     quick = plan(spec(workload__environment={"secondsPerTurn": 0.1, "turns": 10}), NODES)
     assert "environments" not in why(quick)
 
