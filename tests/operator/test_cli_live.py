@@ -125,7 +125,7 @@ def test_a_quota_lowers_the_budget(api: Api) -> None:
 def test_what_a_run_has_shown_enters_its_plan(api: Api) -> None:
     status = {
         "observed": {"at": "2026-01-02T00:00:00Z", "policyVersion": 60, "responseTokensMean": 2000},
-        "calibration": {"samplerFactor": 0.8, "trainerFactor": 1.1, "residual": 0.03, "observations": 9},
+        "calibration": {"samplerFactor": 0.5, "trainerFactor": 0.9, "residual": 0.03, "observations": 9},
     }
     nodes = [node(f"n{i}", labels=ACCELERATED) for i in range(4)]
     api.holds(job_dict(), nodes)

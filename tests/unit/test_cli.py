@@ -332,7 +332,7 @@ def test_a_report_keeps_what_a_user_wrote() -> None:
         ("samplers", 0.8, "samplers are the bottleneck: the trainer waits for samples"),
         ("trainers", 1.3, "the trainer is the bottleneck"),
         ("sandboxes", 0.5, "too few sandboxes gate the samplers"),
-        ("balanced", 1.0, "both sides are about equally fast"),
+        ("balanced", 1.0, "neither side is far ahead"),
     ],
 )
 def test_a_report_says_what_bounds_the_period(bottleneck: str, rho: float, words: str) -> None:
