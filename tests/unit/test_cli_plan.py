@@ -157,7 +157,7 @@ def test_a_tail_that_a_log_cannot_support_is_warned_of(tmp_path: Path) -> None:
 def test_a_calibration_makes_the_plan_follow_measured_speeds(tmp_path: Path) -> None:
     file = tmp_path / "calibration.yaml"
     file.write_text(
-        "{rljobCalibration: 1, samplers: {factor: 0.7}, trainers: {factor: 0.7}, residual: 0.04}", encoding="utf-8"
+        "{rljobCalibration: 1, samplers: {factor: 0.5}, trainers: {factor: 0.5}, residual: 0.04}", encoding="utf-8"
     )
     found = planned("--calibration", str(file))
     assert found["period"]["mean"] > 1.2 * planned()["period"]["mean"]
