@@ -42,6 +42,8 @@ _LOCK_STEPS = (
 _MODES = {"sync": ", in turn", "one-step-off": ", one step off"}
 _FULL = 0.97
 """Share of the sandboxes in use from which on they are what everything waits for."""
+_EVEN, _WAITS = 1.05, 0.90
+"""ρ from which on samplers are the faster side, and share of time up to which a trainer counts as waiting."""
 _NUDGE = 0.10
 _NEGLIGIBLE, _AHEAD = 0.005, 0.05
 
@@ -85,7 +87,7 @@ def simulation_report(result: SimulationResult, scenario: Scenario, title: str) 
     facts = [
         ("Period", f"{seconds(period.mean)}  (p10 {seconds(period.p10)}, p50 {seconds(period.p50)}, p90 {seconds(period.p90)})"),
         ("Staleness", f"mean {staleness.mean:.2f}, p95 {staleness.p95:g}, max {staleness.max} versions{limit}"),
-        ("Bottleneck", _gated(result, scenario) or _balance(result.rho, scenario.mode == "async")),
+        ("Bottleneck", _gated(result, scenario) or _held_back(result, scenario) or _balance(result.rho, scenario.mode == "async")),
         ("Samplers", f"busy {result.sampler_utilization:.0%} of the time, {result.mean_running:.1f} samples running, {result.mean_in_flight:.1f} in flight"),
         ("KV cache", f"{result.kv_utilization:.0%} full, {result.preemptions:,} preemptions"),
         ("Trainer", f"trains {result.trainer_utilization:.0%} of the time"),
@@ -107,6 +109,18 @@ def _gated(result: SimulationResult, scenario: Scenario) -> str:
     return (
         f"sandboxes: {result.environment_samples:,.0f} of {sandboxes} are in use, and a sample waits {seconds(result.sandbox_wait_s)} "
         "for one; more samplers would not help"
+    )
+
+
+def _held_back(result: SimulationResult, scenario: Scenario) -> str:
+    """A bound as the bottleneck: samplers could outrun the trainer, and yet it waits; empty where it does not."""
+    bound = scenario.staleness.bound
+    waits = result.rho > _EVEN and result.trainer_utilization < _WAITS
+    if scenario.mode != "async" or bound not in ("admission", "hold") or not waits:
+        return ""
+    return (
+        f"the staleness limit: left alone samplers would outrun the trainer (ρ {result.rho:.2f}), which trains only "
+        f"{result.trainer_utilization:.0%} of the time"
     )
 
 

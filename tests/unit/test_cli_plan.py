@@ -293,3 +293,16 @@ def test_waste_of_a_simulation_is_a_share() -> None:
     result = json.loads(run("simulate", "-", "-o", "json", text=text).stdout)
     assert result["wastedTokens"] > 0
     assert f"% of the response tokens: {result['wastedTokens']:,} in" in said
+
+
+def test_a_limit_that_holds_samplers_back_is_named_as_the_bottleneck() -> None:
+    scenario = yaml.safe_load(SCENARIO.read_text(encoding="utf-8"))
+    scenario["staleness"] = {"bound": "admission", "max": 1}
+    scenario["trainer"] = {"perStep": 0.5, "perToken": 3.5e-5}
+    text = yaml.safe_dump(scenario)
+    result = json.loads(run("simulate", "-", "-o", "json", text=text).stdout)
+    assert result["rho"] > 1.05
+    assert result["trainerUtilization"] < 0.9
+    assert "the staleness limit: left alone samplers would outrun" in " ".join(
+        run("simulate", "-", text=text).stdout.split()
+    )
