@@ -31,7 +31,6 @@ _VARIABLES = {
 }  # fmt: skip
 
 WIDTH_IN, HEIGHT_IN = 7.6, 3.1
-_POINTS_PER_INCH = 72
 
 _STYLE: Any = {
     "svg.fonttype": "none",

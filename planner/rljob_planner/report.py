@@ -42,8 +42,6 @@ _LOCK_STEPS = (
 _MODES = {"sync": ", in turn", "one-step-off": ", one step off"}
 _FULL = 0.97
 """Share of the sandboxes in use from which on they are what everything waits for."""
-_EVEN, _WAITS = 1.05, 0.90
-"""ρ from which on samplers are the faster side, and share of time up to which a trainer counts as waiting."""
 _NUDGE = 0.10
 _NEGLIGIBLE, _AHEAD = 0.005, 0.05
 
@@ -114,8 +112,10 @@ def _gated(result: SimulationResult, scenario: Scenario) -> str:
 
 def _held_back(result: SimulationResult, scenario: Scenario) -> str:
     """A bound as the bottleneck: samplers could outrun the trainer, and yet it waits; empty where it does not."""
+    from rljob_planner.evaluation import WAITING
+
     bound = scenario.staleness.bound
-    waits = result.rho > _EVEN and result.trainer_utilization < _WAITS
+    waits = result.rho > 1.0 + _AHEAD and result.trainer_utilization < WAITING
     if scenario.mode != "async" or bound not in ("admission", "hold") or not waits:
         return ""
     return (
@@ -314,7 +314,7 @@ def confidence_words(residual: float | None) -> str:
 def _balance(rho: float, asynchronous: bool) -> str:
     if not asynchronous:
         return f"{'sampling' if rho < 1 else 'training'} takes longer (training over sampling time {rho:.2f})"
-    if abs(rho - 1.0) <= 0.05:
+    if abs(rho - 1.0) <= _AHEAD:
         return f"both sides are about equally fast (ρ {rho:.2f})"
     return (
         f"samplers: the trainer outruns them (ρ {rho:.2f})" if rho < 1 else f"trainer: samplers outrun it (ρ {rho:.2f})"

@@ -22,9 +22,6 @@ if TYPE_CHECKING:
 
     from rljob_planner.api.spec import RLJob
 
-INTERNAL_ERROR = 1
-"""Exit code of a defect, with its traceback."""
-
 WRONG_INPUT = 2
 """Exit code for anything that the user can correct."""
 

@@ -69,11 +69,6 @@ class Curve:
         """Whether the constants of the package are those of its engine."""
         return self.engine_name == "vllm"
 
-    @property
-    def short_model(self) -> str:
-        """The model's name as ids have it."""
-        return _short_model(self.model_name)
-
 
 @dataclass(frozen=True)
 class StatedRow:

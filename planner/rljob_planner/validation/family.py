@@ -19,6 +19,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from rljob_planner.errors import PlanningError
 from rljob_planner.lengths import LengthDistribution
 from rljob_planner.validation.cases import Case
 from rljob_planner.validation.fit import Unknown, fitted
@@ -30,7 +31,7 @@ from rljob_planner.validation.physics import (
     mean_of,
     parts_of,
 )
-from rljob_planner.validation.setting import SYNC, Setting
+from rljob_planner.validation.setting import SYNC, Missing, Setting, setting_of
 
 ROWS_FOR_FACTORS = 3
 """Rows of a family from which on factors are fitted."""
@@ -65,6 +66,18 @@ class Learned:
             return law_of(round(mean, 1), setting.cap_tokens)
         assert self.median_tokens is not None
         return law_with_median(round(self.median_tokens, 1), setting.cap_tokens)
+
+
+def settings_of(members: Sequence[Case]) -> tuple[tuple[Setting, ...], dict[str, str]]:
+    """The rows of a family that have a setting, and by id why the others have none."""
+    found: list[Setting] = []
+    reasons: dict[str, str] = {}
+    for case in members:
+        try:
+            found.append(setting_of(case))
+        except (Missing, PlanningError) as missing:
+            reasons[case.id] = str(missing)
+    return family_settings(found), reasons
 
 
 def family_settings(settings: Sequence[Setting]) -> tuple[Setting, ...]:

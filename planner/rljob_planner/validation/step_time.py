@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from rljob_planner.errors import PlanningError
 from rljob_planner.validation.cases import Case
 from rljob_planner.validation.family import (
     ROWS_FOR_FACTORS,
     Learned,
-    family_settings,
     learned,
     measured_period_s,
+    settings_of,
 )
 from rljob_planner.validation.physics import hand_over_s, mean_of
 from rljob_planner.validation.rows import Row
-from rljob_planner.validation.setting import SYNC, Missing, Setting, setting_of
+from rljob_planner.validation.setting import SYNC, Setting
 from rljob_planner.validation.side import measured_side, predicted_wait, side_of, wait_share
 from rljob_planner.validation.simulated import Simulated, simulated
 
@@ -45,16 +44,10 @@ def outcomes(cases: Sequence[Case], progress: Callable[[str], None]) -> list[Out
     for family in dict.fromkeys(c.family for c in cases):
         members = [c for c in cases if c.family == family]
         progress(f"{family} ({len(members)} rows)")
-        settings: dict[str, Setting] = {}
-        for case in members:
-            try:
-                settings[case.id] = setting_of(case)
-            except (Missing, PlanningError) as missing:
-                found[case.id] = Outcome(case, reason=str(missing))
-        usable = {s.case.id: s for s in family_settings(list(settings.values()))}
-        for case in members:
-            if case.id in usable:
-                found[case.id] = _outcome(usable[case.id], [s for i, s in usable.items() if i != case.id])
+        usable, reasons = settings_of(members)
+        found |= {c.id: Outcome(c, reason=reasons[c.id]) for c in members if c.id in reasons}
+        for setting in usable:
+            found[setting.case.id] = _outcome(setting, [s for s in usable if s is not setting])
     return [found[c.id] for c in cases]
 
 

@@ -11,13 +11,12 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from rljob_planner.errors import PlanningError
 from rljob_planner.lengths import LengthDistribution
 from rljob_planner.validation.cases import Case
-from rljob_planner.validation.family import ROWS_FOR_FACTORS, Learned, family_settings, learned
+from rljob_planner.validation.family import ROWS_FOR_FACTORS, Learned, learned, settings_of
 from rljob_planner.validation.physics import Parts
 from rljob_planner.validation.rows import Row
-from rljob_planner.validation.setting import Missing, Setting, setting_of
+from rljob_planner.validation.setting import Setting
 from rljob_planner.validation.simulated import simulated
 
 _TOLERANCE = 0.10
@@ -34,13 +33,8 @@ def throughput_rows(cases: Sequence[Case], progress: Callable[[str], None]) -> l
     for family in dict.fromkeys(c.family for c in cases):
         members = [c for c in cases if c.family == family]
         progress(f"{family} ({len(members)} rows)")
-        settings: dict[str, Setting] = {}
-        for case in members:
-            try:
-                settings[case.id] = setting_of(case)
-            except (Missing, PlanningError) as missing:
-                found[case.id] = replace(_bare(case), reason=str(missing))
-        usable = family_settings(list(settings.values()))
+        usable, reasons = settings_of(members)
+        found |= {c.id: replace(_bare(c), reason=reasons[c.id]) for c in members if c.id in reasons}
         for s in usable:
             others = [o for o in usable if o is not s and measured_tokens_per_s(o.case)]
             found[s.case.id] = _row(s, others)
