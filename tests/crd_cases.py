@@ -353,5 +353,6 @@ HARMLESS_UPDATE: Edits = {
     "spec.sampler.nodes": {"selector": {"pool": "a"}},
     "spec.rebalance.mode": "Recommend",
     "spec.suspend": True,
+    "spec.priority": 10,
 }
 """What may change while a job runs."""

@@ -16,6 +16,7 @@ from tests.crd_cases import job
 FULL = job(
     {
         "spec.suspend": False,
+        "spec.priority": 5,
         "spec.objective": "cost",
         "spec.accelerator": "H100-SXM",
         "spec.nodes": {

@@ -345,6 +345,12 @@ class RLJobSpec(ApiModel):
         default=False,
         description="Let samplers finish what they run, for sampler.drainTimeout at most, then free all GPUs; keep the object.",
     )
+    priority: Int = Field(
+        default=0,
+        ge=-1_000_000,
+        le=1_000_000,
+        description="Who plans first where RLJobs compete for nodes: the higher one, then the older one; nobody's running pods are taken.",
+    )
     gpus: Int = Field(
         ge=2, le=1_000_000, description="The budget in GPUs, never exceeded at any instant, terminating pods included."
     )
