@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 from rljob_operator import children, gate
-from rljob_operator.cluster import EVENTS, PODS, Cluster, ClusterError, Json
+from rljob_operator.cluster import EVENTS, PODS, Api, ClusterError, Json
 from rljob_operator.layout import LAYOUT_FILE
 from rljob_operator.rebalance import Targets, timestamp
 from rljob_operator.view import View
@@ -33,7 +33,7 @@ VICTIM_COST = "-1000"
 class Actions:
     """The writes of one job's passes."""
 
-    def __init__(self, cluster: Cluster, view: View, uid: str) -> None:
+    def __init__(self, cluster: Api, view: View, uid: str) -> None:
         self._cluster = cluster
         self._view = view
         self._uid = uid

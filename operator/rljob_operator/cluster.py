@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import urlencode
 
 from kubernetes.aio import client, config
@@ -80,6 +80,33 @@ _BY_KIND = {
 def resource_of(obj: Mapping[str, Any]) -> Resource:
     """The resource of an object by its apiVersion and kind; raises KeyError for a kind that the operator never writes."""
     return _BY_KIND[(obj["apiVersion"], obj["kind"])]
+
+
+class Api(Protocol):
+    """The verbs of an API server that a pass uses; each raises ClusterError."""
+
+    async def get(self, resource: Resource, namespace: str | None, name: str) -> Json | None:
+        """One object, None if there is none."""
+
+    async def list(self, resource: Resource, namespace: str | None, label_selector: str) -> list[Json]:
+        """The objects of a collection that carry labels, read from the store and not from a cache."""
+
+    async def apply(self, obj: Json, *, dry_run: bool = False) -> Json:
+        """Server-side apply under the operator's field manager."""
+
+    async def create(self, resource: Resource, namespace: str, obj: Json, *, dry_run: bool = False) -> Json:
+        """Creates an object, or only asks whether it could be."""
+
+    async def merge(
+        self, resource: Resource, namespace: str, name: str, patch: Json, *, sub: str | None = None
+    ) -> Json:
+        """A JSON merge patch; a resourceVersion in its metadata makes it conditional."""
+
+    async def put_status(self, resource: Resource, namespace: str, name: str, obj: Json) -> Json:
+        """Replaces the status of an object; a 409 says that it has changed since ``obj`` was read."""
+
+    async def delete(self, resource: Resource, namespace: str, name: str) -> None:
+        """Deletes an object; one that is gone is fine."""
 
 
 class Cluster:

@@ -20,6 +20,7 @@ import kopf
 from rljob_operator import fleet
 from rljob_operator.cluster import FIELD_MANAGER, Cluster, ClusterError, Json
 from rljob_operator.config import Config
+from rljob_operator.edges import Edges
 from rljob_operator.gate import MANAGED_BY_LABEL, UID_LABEL
 from rljob_operator.metrics import OperatorMetrics
 from rljob_operator.reconcile import Reconciler
@@ -79,7 +80,7 @@ class Memo:
         assert self.session is not None
         reconciler = Reconciler(
             cluster=self.cluster,
-            session=self.session,
+            edges=Edges.real(self.session),
             view=self.view,
             config=self.config,
             metrics=self.metrics,

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from rljob_operator import inventory as inventories
 from rljob_operator.inventory import Inventory
 from rljob_operator.rebalance import timestamp
+from rljob_operator.situation import Planner
 from rljob_operator.status import Verdict, rounded
 from rljob_planner.accelerators import accelerators_of
 from rljob_planner.api.spec import RLJobSpec
@@ -18,17 +19,24 @@ from rljob_planner.api.status import PlanStatus, RunTime, Spread, StalenessSumma
 from rljob_planner.calibrate import Calibration
 from rljob_planner.durations import seconds
 from rljob_planner.hardware import gpu
-from rljob_planner.search import Plan, PlanningError, plan
+from rljob_planner.search import Plan, PlanningError
 from rljob_planner.split import SamplerSplit, Split, TrainerSplit
 
 
-def first_plan(spec: RLJobSpec, inventory: Inventory, calibration: Calibration | None = None) -> Plan | Verdict:
+def first_plan(
+    spec: RLJobSpec,
+    inventory: Inventory,
+    calibration: Calibration | None = None,
+    planner: Planner | None = None,
+) -> Plan | Verdict:
     """A plan for a job that does not run yet, or the verdict for its ``Planned`` condition."""
     missing = inventories.shortage(spec, inventory)
     if missing is not None:
         return Verdict(False, "DoesNotFit", missing)
     try:
-        return plan(limited(spec, inventory), inventory.rooms, calibration=calibration or Calibration(), detail=False)
+        return (planner or Planner()).plan(
+            limited(spec, inventory), inventory.rooms, calibration=calibration or Calibration(), detail=False
+        )
     except PlanningError as error:
         return Verdict(False, error.reason, str(error))
 

@@ -256,6 +256,10 @@ class Telemetry:
     """Lengths of the responses of the window, uncorrected."""
     response_trend: Reading[Trend] = field(default_factory=Reading.missing)
     """How fast the mean length changes."""
+    environment_turn_s: Reading[float] = field(default_factory=_missing)
+    """Mean seconds that a sample was in its environment between two turns; missing where nobody exports it, which is no fault."""
+    environment_turns_per_s: Reading[float] = field(default_factory=_missing)
+    """Turns in the environment that ended per second."""
     samplers: Mapping[str, SamplerTelemetry] = field(default_factory=dict)
     """Per sampler pod: every pod that the API server shows as ready, and others that still report."""
     ready_samplers: frozenset[str] = frozenset()

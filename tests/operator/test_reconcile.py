@@ -11,8 +11,9 @@ from typing import Any, cast
 import aiohttp
 import pytest
 
-from rljob_operator.cluster import Cluster, ClusterError, Resource
+from rljob_operator.cluster import Api, ClusterError, Resource
 from rljob_operator.config import Config
+from rljob_operator.edges import Edges
 from rljob_operator.fleet import trimmed
 from rljob_operator.layout import LAYOUT_FILE
 from rljob_operator.metrics import OperatorMetrics
@@ -106,8 +107,8 @@ class Memory:
 
         view = View(pods=Pods(), children=Children(), nodes={f"n{i}": [node(f"n{i}")] for i in range(4)})
         return Reconciler(
-            cluster=cast(Cluster, self),
-            session=cast(aiohttp.ClientSession, None),
+            cluster=cast(Api, self),
+            edges=Edges.real(cast(aiohttp.ClientSession, None)),
             view=view,
             config=Config(),
             metrics=OperatorMetrics(),

@@ -1,0 +1,97 @@
+"""Does what a persisted status says should be done: publishes the layout, applies the children, lifts the gates."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+from rljob_operator import children, gate, trouble
+from rljob_operator.actions import Actions
+from rljob_operator.cluster import ClusterError
+from rljob_operator.layout import LayoutPhase, layout_of
+from rljob_operator.lifecycle import stopping
+from rljob_operator.passes import Pass
+from rljob_operator.rebalance import announced
+from rljob_operator.status import Verdict
+from rljob_planner.api.status import ConditionType, MovePhase
+
+NAME_TAKEN_S = 5.0
+"""How soon to look again whether the name of a child has come free."""
+
+
+class Acting:
+    """What one job's passes do to the cluster."""
+
+    def __init__(self, actions: Actions) -> None:
+        self._actions = actions
+
+    async def act(self, this: Pass) -> None:
+        """Does what the persisted status says should be done."""
+        split, move = this.before.split, this.before.rebalance
+        if split is None or this.targets is None:
+            return
+        await self._publish(this)
+        if move is not None and move.phase is MovePhase.SHRINK:
+            await self._actions.price_victims(this.pods, move.victims)
+        try:
+            edits = await self._actions.apply_children(this.job, move.to_split if move else split, this.targets)
+        except children.TemplateError as error:
+            edits = ()
+            this.verdicts[ConditionType.PLANNED] = Verdict(False, "InvalidTemplate", str(error))
+        except ClusterError as error:
+            if not error.rejected:
+                raise
+            edits = ()
+            this.verdicts[ConditionType.PLANNED] = trouble.refused(error)
+            if trouble.in_the_way(error):
+                # The end of what belongs to another job wakes that job and not this one.
+                this.soon(NAME_TAKEN_S)
+        for edit in edits:
+            this.said.append(
+                (
+                    "Warning",
+                    "ChildEdited",
+                    f"{edit} was edited by somebody else and is restored; change the RLJob instead",
+                )
+            )
+        # The view wakes the job when GPUs come free; asking the API server until then would only load it.
+        if self._actions.liftable(this.job, this.targets, this.gpu_resources, this.pods):
+            lifted = await self._actions.lift_gates(this.job, this.targets, this.gpu_resources)
+            if lifted == 0:
+                this.soon(1.0)
+
+    async def _publish(self, this: Pass) -> None:
+        """Publishes the layout if it says something new; only then does its generation grow."""
+        split, move, targets = this.before.split, this.before.rebalance, this.targets
+        assert split is not None
+        assert targets is not None
+        live = self._actions.published(this.job)
+        generation = 0 if live is None else int(live["generation"])
+        samplers = [pod for pod in this.pods if gate.role_of(pod) == gate.SAMPLER]
+        if stopping(this.spec, this.before):
+            phase, told, draining = LayoutPhase.DRAINING, targets, tuple(gate.name_of(pod) for pod in samplers)
+        elif move is None or move.phase is MovePhase.VERIFY:
+            phase, told, draining = LayoutPhase.STEADY, announced(split, move), ()
+        else:
+            phase, told, draining = LayoutPhase.DRAINING, announced(split, move), move.victims
+        if live is not None and (phase is LayoutPhase.DRAINING or not this.all_ready):
+            # New endpoints come with the generation that ends a move or a start; until then some may only leave.
+            known = {endpoint["pod"] for endpoint in live["samplers"]["endpoints"]}
+            samplers = [pod for pod in samplers if gate.name_of(pod) in known]
+        wished = layout_of(
+            generation=generation,
+            phase=phase,
+            split=move.to_split if move else split,
+            sampler_pods=samplers,
+            trainers_replicas=told.trainers,
+            samplers_replicas=told.samplers,
+            draining=draining,
+            max_staleness=this.spec.staleness.max,
+            in_flight_cap=split.in_flight if move is None else move.to_split.in_flight,
+            rendezvous=children.rendezvous(this.job),
+        )
+        if live is not None and json.loads(wished.to_json()) == live:
+            return
+        generation = max(generation, this.before.layout_generation) + 1
+        text = replace(wished, generation=generation).to_json()
+        await self._actions.publish_layout(this.job, text, generation, this.pods)

@@ -1,0 +1,96 @@
+"""Takes the next decision of a running job and carries it out: gathers the situation, asks ``decide``, keeps what it said."""
+
+from __future__ import annotations
+
+import logging
+
+from rljob_operator import planning, status
+from rljob_operator.config import Config
+from rljob_operator.decide import Decision, Situation, calibrated, decide, recorded
+from rljob_operator.edges import Edges
+from rljob_operator.metrics import OperatorMetrics
+from rljob_operator.moves import Moves
+from rljob_operator.passes import Pass
+from rljob_operator.readings import Telemetry
+from rljob_operator.rebalance import timestamp
+from rljob_operator.status import rounded
+from rljob_planner.api.status import CalibrationStatus, DecisionCode, DecisionStatus
+from rljob_planner.calibrate import Calibration
+
+logger = logging.getLogger(__name__)
+
+
+class Deciding:
+    """The decisions of one job."""
+
+    def __init__(self, edges: Edges, config: Config, metrics: OperatorMetrics, moves: Moves) -> None:
+        self._edges = edges
+        self._config = config
+        self._metrics = metrics
+        self._moves = moves
+
+    async def decide(self, this: Pass, telemetry: Telemetry, published_generation: int) -> None:
+        """Decides on fresh telemetry, keeps the decision and the calibration in the status, and starts what was decided."""
+        split = this.before.split
+        assert split is not None
+        spec = planning.limited(this.spec, this.inventory)
+        kept = this.before.calibration
+        previous = Calibration() if kept is None else Calibration(**kept.model_dump())
+        calibration = calibrated(previous, telemetry, spec, split, this.inventory.rooms)
+        situation = Situation(
+            spec=spec,
+            split=split,
+            rooms=this.inventory.rooms,
+            telemetry=telemetry,
+            calibration=calibration,
+            now_s=this.now_s,
+            moves=this.before.moves,
+            decisions=this.before.decisions,
+            pods_ready=this.all_ready,
+            not_ready=status.ready(this.samplers, this.trainers, this.key[1]).message,
+            settle_steps=self._config.settle_steps,
+        )
+        decision = await self._edges.in_thread(decide, situation, self._edges.planner)
+        self._metrics.decided(*this.key, decision.code, decision.predicted_gain)
+        logger.info("%s/%s: %s: %s", *this.key, decision.code, decision.message)
+        this.update(
+            calibration=CalibrationStatus(
+                sampler_factor=rounded(calibration.sampler_factor) or 1.0,
+                trainer_factor=rounded(calibration.trainer_factor) or 1.0,
+                residual=rounded(calibration.residual),
+                pegged=calibration.pegged,
+                observations=calibration.observations,
+            ),
+            decisions=recorded(
+                _with_measured_gain(this.before.decisions, telemetry), decision, situation, timestamp(this.now_s)
+            ),
+        )
+        if decision.plan is not None:
+            this.update(plan=planning.plan_status(decision.plan, this.now_s))
+        self._carry_out(this, decision, published_generation)
+
+    def _carry_out(self, this: Pass, decision: Decision, published_generation: int) -> None:
+        split = this.before.split
+        assert split is not None
+        if decision.code is DecisionCode.MOVE and decision.split is not None:
+            self._moves.start(
+                this, decision.split, decision.message, decision.predicted_gain or 0.0, published_generation
+            )
+        elif decision.code in (DecisionCode.LOWER_CAP, DecisionCode.RAISE_CAP) and decision.in_flight is not None:
+            this.update(split=split.model_copy(update={"in_flight": decision.in_flight}))
+            this.said.append(("Normal", decision.code.value, decision.message))
+            this.soon(0.0)
+
+
+def _with_measured_gain(decisions: tuple[DecisionStatus, ...], telemetry: Telemetry) -> tuple[DecisionStatus, ...]:
+    """The decisions with the gain of the last committed move, once a period has been measured after it."""
+    period_s = telemetry.period_s.value
+    for index in reversed(range(len(decisions))):
+        decision = decisions[index]
+        if decision.code is not DecisionCode.MOVE_COMMITTED:
+            continue
+        if period_s is None or decision.measured_gain is not None or not decision.period_seconds:
+            return decisions
+        gain = rounded(1.0 - period_s / decision.period_seconds, 3)
+        return (*decisions[:index], decision.model_copy(update={"measured_gain": gain}), *decisions[index + 1 :])
+    return decisions

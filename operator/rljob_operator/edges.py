@@ -1,0 +1,90 @@
+"""What a pass needs of the world besides the API server: clocks, metrics, the planner, and a thread for what takes long.
+
+They are handed to a pass as values, so that the same pass runs against a cluster in memory in virtual time: what decides a
+job's fate is tried there in thousands of histories, and it is this code, not a copy of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import aiohttp
+
+from rljob_operator import telemetry
+from rljob_operator.prometheus import Prometheus
+from rljob_operator.readings import Telemetry
+from rljob_operator.situation import Planner
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked of the metrics of one job at one instant."""
+
+    uid: str
+    """The job's uid, which every query filters on."""
+    sampler_pods: Collection[str]
+    """Names of the sampler pods that the API server shows as ready."""
+    trainer_pods: Collection[str]
+    """Names of the trainer pods that the API server shows as ready."""
+    since_s: float | None
+    """When the layout in force was acknowledged, in epoch seconds; None: not yet."""
+    now_s: float
+    """The instant in epoch seconds."""
+    window_s: float
+    """Wished window of means, rates and histograms in seconds."""
+    scrape_s: float
+    """The scrape interval in seconds."""
+    samples_per_prompt: int
+    max_response_tokens: int | None
+    """Where responses are cut off, in tokens."""
+
+
+class Observe(Protocol):
+    """Reads the metrics of a job; never raises for a source that is unreachable or broken."""
+
+    async def __call__(self, url: str, question: Question) -> Telemetry:
+        """The answer of the Prometheus at ``url``."""
+
+
+class InThread(Protocol):
+    """Runs a function that takes long without holding up the other jobs."""
+
+    def __call__(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Awaitable[Any]:
+        """The function's result."""
+
+
+@dataclass(frozen=True)
+class Edges:
+    """The world around a pass."""
+
+    observe: Observe
+    wall_s: Callable[[], float] = time.time
+    """Epoch seconds: what is written into the status."""
+    monotonic_s: Callable[[], float] = time.monotonic
+    """Seconds of a clock that never jumps: what paces are kept by."""
+    planner: Planner = field(default_factory=Planner)
+    in_thread: InThread = asyncio.to_thread
+
+    @classmethod
+    def real(cls, session: aiohttp.ClientSession) -> Edges:
+        """The machine's clocks, Prometheus over HTTP, and the planner itself."""
+
+        async def observe(url: str, question: Question) -> Telemetry:
+            return await telemetry.observe(
+                Prometheus(session, url),
+                question.uid,
+                sampler_pods=question.sampler_pods,
+                trainer_pods=question.trainer_pods,
+                since=question.since_s,
+                now=question.now_s,
+                window_s=question.window_s,
+                scrape_s=question.scrape_s,
+                samples_per_prompt=question.samples_per_prompt,
+                max_response_tokens=question.max_response_tokens,
+            )
+
+        return cls(observe)

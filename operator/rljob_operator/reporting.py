@@ -1,0 +1,143 @@
+"""What a pass says: conditions, the status, events, the operator's own metrics; and trouble on a job that can't be read."""
+
+from __future__ import annotations
+
+import logging
+
+from pydantic import ValidationError
+
+from rljob_operator import status, trouble
+from rljob_operator.actions import Actions
+from rljob_operator.cluster import RLJOBS, Api, ClusterError, Json
+from rljob_operator.edges import Edges
+from rljob_operator.lifecycle import stopping
+from rljob_operator.metrics import OperatorMetrics
+from rljob_operator.passes import Pass
+from rljob_operator.rebalance import epoch_s
+from rljob_operator.status import Verdict
+from rljob_planner.api.status import ConditionType, Phase, RLJobStatus
+
+logger = logging.getLogger(__name__)
+
+
+class Reporting:
+    """The words of one job's passes."""
+
+    def __init__(
+        self, cluster: Api, actions: Actions, edges: Edges, metrics: OperatorMetrics, namespace: str, name: str
+    ) -> None:
+        self._cluster = cluster
+        self._actions = actions
+        self._edges = edges
+        self._metrics = metrics
+        self._namespace = namespace
+        self._name = name
+
+    async def trouble(self, raw: Json, verdict: Verdict) -> None:
+        """Says on the job, whatever its status looks like, that nothing can be done for it and why."""
+        now_s = self._edges.wall_s()
+        now = trouble.degraded(raw, verdict, now_s)
+        try:
+            if now != raw.get("status"):
+                await self._cluster.put_status(RLJOBS, self._namespace, self._name, {**raw, "status": now})
+            await self._actions.say(raw["metadata"], "Warning", verdict.reason, verdict.message, now_s=now_s)
+        except ClusterError as error:
+            logger.warning(
+                "%s/%s: the trouble could not be written to the status: %s", self._namespace, self._name, error
+            )
+
+    async def invalid(self, raw: Json, before: RLJobStatus, error: ValidationError) -> None:
+        """Says on the job that its spec can't be read; what runs stays as it is."""
+        verdict = trouble.invalid_spec(error)
+        now = before.model_copy(
+            update={
+                "conditions": status.conditions(
+                    before.conditions,
+                    {ConditionType.PLANNED: verdict},
+                    generation=raw["metadata"]["generation"],
+                    now_s=self._edges.wall_s(),
+                ),
+                "observed_generation": raw["metadata"]["generation"],
+            }
+        )
+        if now != before:
+            await self._write(raw, now)
+        await self._actions.say(raw["metadata"], "Warning", verdict.reason, verdict.message, now_s=self._edges.wall_s())
+
+    async def report(self, this: Pass) -> None:
+        """Completes the conditions and writes the status if it says something new; then posts events."""
+        move, held = this.now.rebalance, this.held_gpus
+        if this.before.split is not None:
+            this.verdicts.setdefault(
+                ConditionType.SCHEDULED, status.scheduled(this.samplers, this.trainers, this.spec.gpus, held)
+            )
+            this.verdicts.setdefault(ConditionType.READY, status.ready(this.samplers, this.trainers, self._name))
+            this.verdicts[ConditionType.REBALANCING] = status.rebalancing(move)
+            calibration = this.now.calibration
+            this.verdicts[ConditionType.DEGRADED] = status.degraded(
+                this.samplers,
+                this.trainers,
+                move,
+                pegged=calibration is not None and calibration.pegged,
+                overdue=move is not None and this.now_s > epoch_s(move.deadline),
+            )
+            split = this.now.split
+            if split is not None and not (
+                split.same_shape(this.before.split) and status.holds(this.before.conditions, ConditionType.PLANNED)
+            ):
+                words = f"{split.label()} is in force and keeps to the spec; status.decisions says why it was chosen"
+                this.verdicts.setdefault(ConditionType.PLANNED, Verdict(True, "Planned", words))
+        elif any(c.type is ConditionType.DEGRADED for c in this.before.conditions):
+            this.verdicts[ConditionType.DEGRADED] = Verdict(False, "AsExpected", "nothing needs a person")
+        if stopping(this.spec, this.now) and not this.some_exist:
+            this.verdicts |= status.without_pods(this.before.conditions)
+        generation = int(this.raw["metadata"]["generation"])
+        phase = status.phase_of(
+            previous=this.before.phase,
+            planned=this.now.split is not None,
+            suspended=this.spec.suspend,
+            move=move,
+            all_ready=this.all_ready,
+            children_exist=this.some_exist,
+            complete=this.now.phase is Phase.COMPLETE,
+        )
+        this.update(
+            phase=phase,
+            observed_generation=generation,
+            conditions=status.conditions(
+                this.before.conditions, this.verdicts, generation=generation, now_s=this.now_s
+            ),
+            samplers=None if this.now.split is None else this.samplers.column(),
+            trainers=None if this.now.split is None else this.trainers.column(),
+        )
+        if this.now != this.before:
+            await self._write(this.raw, this.now)
+        self._measure(this, held)
+        for condition in status.events(this.before.conditions, this.now.conditions):
+            kind = "Normal" if status.is_good(condition) else "Warning"
+            this.said.append((kind, condition.reason, condition.message))
+        for kind, reason, message in this.said:
+            await self._actions.say(this.raw["metadata"], kind, reason, message, now_s=this.now_s)
+
+    def _measure(self, this: Pass, held: int) -> None:
+        """Brings the operator's own metrics of the job up to date."""
+        now, key = this.now, this.key
+        self._metrics.held(*key, budget=this.spec.gpus, held=held)
+        self._metrics.move_phase(*key, None if now.rebalance is None else now.rebalance.phase)
+        self._metrics.periods(
+            *key,
+            predicted_s=None if now.plan is None else now.plan.period.mean,
+            observed_s=None if now.observed is None else now.observed.period_seconds,
+        )
+        self._metrics.calibration(*key, now.calibration)
+        known = [c.status == "True" for c in now.conditions if c.type is ConditionType.METRICS_AVAILABLE]
+        self._metrics.metrics_available(*key, any(known))
+
+    async def _write(self, raw: Json, now: RLJobStatus) -> None:
+        body = {**raw, "status": now.model_dump(mode="json", by_alias=True, exclude_none=True)}
+        try:
+            await self._cluster.put_status(RLJOBS, self._namespace, self._name, body)
+        except ClusterError as error:
+            # Deleted in the meantime: the next pass finds that out and ends.
+            if error.status != 404:
+                raise

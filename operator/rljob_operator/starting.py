@@ -1,0 +1,76 @@
+"""The first plan of a job: asked for, tried against the API server, and put into the status."""
+
+from __future__ import annotations
+
+from rljob_operator import children, planning, status, trouble
+from rljob_operator.actions import Actions
+from rljob_operator.edges import Edges
+from rljob_operator.passes import Pass
+from rljob_operator.rebalance import timestamp
+from rljob_operator.status import Verdict
+from rljob_planner.api.status import ConditionType, DecisionCode, DecisionStatus
+from rljob_planner.search import Plan
+
+AT_ONCE_S = 0.0
+
+REPLAN_AFTER_S = 60.0
+"""How long an answer to the first plan stands while nothing has changed: quotas and admission may change unseen."""
+
+
+class Starting:
+    """A job that has no split yet."""
+
+    def __init__(self, actions: Actions, edges: Edges) -> None:
+        self._actions = actions
+        self._edges = edges
+        self._plan: tuple[object, float, Plan | Verdict] | None = None
+
+    async def plan_first(self, this: Pass) -> None:
+        """Puts the first split into the status, or says why there is none."""
+        found = await self._first_plan(this)
+        if isinstance(found, Verdict):
+            this.verdicts[ConditionType.PLANNED] = found
+            return
+        verdict = planning.planned(this.spec, found, this.inventory)
+        this.verdicts[ConditionType.PLANNED] = verdict
+        plan = planning.plan_status(found, this.now_s)
+        if this.spec.suspend:
+            if this.before.plan is None or this.before.plan.split != found.split:
+                this.update(plan=plan)
+            return
+        decision = DecisionStatus(
+            at=timestamp(this.now_s),
+            code=DecisionCode.INITIAL_PLAN,
+            message=verdict.message,
+            to_split=found.split,
+        )
+        this.update(plan=plan, split=found.split, decisions=status.remember(this.before.decisions, decision))
+        this.said.append(("Normal", "InitialPlan", verdict.message))
+        for note in children.template_notes(this.job, found.split):
+            this.said.append(("Normal", "TemplateAdjusted", note))
+        this.soon(AT_ONCE_S)
+
+    async def _first_plan(self, this: Pass) -> Plan | Verdict:
+        """The first plan, or why there is none; asked anew when the spec or the nodes have changed, and now and then."""
+        key = (this.raw["metadata"]["generation"], this.inventory.rooms, this.inventory.budget)
+        if (
+            self._plan is not None
+            and self._plan[0] == key
+            and self._edges.monotonic_s() - self._plan[1] < REPLAN_AFTER_S
+        ):
+            return self._plan[2]
+        try:
+            children.trial_pods(this.job, planning.smallest_split(this.spec))
+        except children.TemplateError as error:
+            return Verdict(False, "InvalidTemplate", str(error))
+        found: Plan | Verdict = await self._edges.in_thread(
+            planning.first_plan, this.spec, this.inventory, planner=self._edges.planner
+        )
+        if not isinstance(found, Verdict):
+            found = await self._refusal(this, found) or found
+        self._plan = (key, self._edges.monotonic_s(), found)
+        return found
+
+    async def _refusal(self, this: Pass, found: Plan) -> Verdict | None:
+        refusal = await self._actions.try_pods(this.job, found.split)
+        return None if refusal is None else trouble.refused_at_start(refusal)
