@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rljob_operator.eligibility import nodes_of, template_of, tolerations_of
-from rljob_operator.gate import GATE, MANAGED_BY_LABEL, NAME_LABEL, ROLE_LABEL, SAMPLER, UID_LABEL, pod_gpus
+from rljob_operator.gate import GATE, MANAGED_BY_LABEL, NAME_LABEL, ROLE_LABEL, SAMPLER, TRAINER, UID_LABEL, pod_gpus
 from rljob_operator.quantity import QuantityError, quantity
 from rljob_planner.api.spec import RLJob
 from rljob_planner.split import Split
@@ -27,6 +27,7 @@ LAYOUT_DIRECTORY = "/etc/rljob"
 """Where containers see the layout. The directory is mounted, since a subPath never updates."""
 
 _DRAIN_MARGIN_S = 30
+_HOSTNAME = "kubernetes.io/hostname"
 
 _REFUSED = {
     "nodeName": (
@@ -78,6 +79,7 @@ def _pod_template(job: RLJob, role: str, split: Split) -> dict[str, Any]:
     if selector:
         spec["nodeSelector"] = selector
     spec["tolerations"] = tolerations_of(job.spec, role)
+    spec |= _packing(spec)
     if role == SAMPLER and spec.get("terminationGracePeriodSeconds") is None:
         # A sampler that an eviction takes may finish its samples as one may that a move takes. An engine that has nothing
         # to finish exits at once, so the long period costs nothing then.
@@ -96,6 +98,35 @@ def _pod_template(job: RLJob, role: str, split: Split) -> dict[str, Any]:
             f"remove the requests of the others"
         )
     return result
+
+
+def _packing(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """What makes the scheduler fill nodes that jobs already use, so that whole nodes stay free for the wide pods of this job and others.
+
+    By itself the scheduler spreads the pods of a workload over the nodes: eight samplers of one GPU then keep a trainer of eight from
+    all eight nodes, although seven would do. The preference for company works against that; it counts pods of all RLJobs, since what
+    one job leaves whole another can use. An own constraint of the pod replaces the scheduler's spreading; this one counts nothing.
+    A template that says how its pods shall spread is obeyed instead.
+    """
+    affinity = dict(spec.get("affinity") or {})
+    if spec.get("topologySpreadConstraints") or affinity.get("podAntiAffinity"):
+        return {}
+    company = {
+        "topologyKey": _HOSTNAME,
+        "namespaceSelector": {},
+        "labelSelector": {"matchExpressions": [{"key": ROLE_LABEL, "operator": "In", "values": [SAMPLER, TRAINER]}]},
+    }
+    beside = dict(affinity.get("podAffinity") or {})
+    preferred = "preferredDuringSchedulingIgnoredDuringExecution"
+    beside[preferred] = [*(beside.get(preferred) or ()), {"weight": 100, "podAffinityTerm": company}]
+    nothing = {"matchLabels": {ROLE_LABEL: "none"}}
+    no_spreading = {
+        "maxSkew": 1,
+        "topologyKey": _HOSTNAME,
+        "whenUnsatisfiable": "ScheduleAnyway",
+        "labelSelector": nothing,
+    }
+    return {"affinity": {**affinity, "podAffinity": beside}, "topologySpreadConstraints": [no_spreading]}
 
 
 def template_notes(job: RLJob, split: Split) -> tuple[str, ...]:
