@@ -85,7 +85,50 @@ def _lengths(**fields: Any) -> Edits:
     return {_LENGTHS: fields}
 
 
+def adopting(mode: str = "Recommend", **edits: Any) -> Edits:
+    """Edits that turn the job into one that watches workloads which exist already."""
+    return {
+        "spec.sampler": {"targetRef": {"kind": "Deployment", "name": "rollout"}},
+        "spec.trainer": {"targetRef": {"apiVersion": "apps/v1", "kind": "StatefulSet", "name": "learner"}},
+        "spec.rebalance": {"mode": mode},
+        **edits,
+    }
+
+
 CASES: tuple[Case, ...] = (
+    Case(
+        "sampler-undescribed",
+        "say in one way what the samplers are",
+        rejected={"spec.sampler": {}},
+        accepted=adopting(),
+    ),
+    Case(
+        "trainer-twice",
+        "say in one way what the trainers are",
+        rejected=adopting(**{"spec.trainer.template": template("trainer")}),
+        accepted=adopting(),
+    ),
+    Case(
+        "one-side-adopted",
+        "one side has a targetRef and the other a template",
+        rejected={
+            "spec.sampler": {"targetRef": {"kind": "Deployment", "name": "rollout"}},
+            "spec.rebalance": {"mode": "Recommend"},
+        },
+        accepted=adopting(),
+    ),
+    Case(
+        "adopted-and-moved",
+        "workloads named by targetRef are never touched, so the operator can only recommend",
+        rejected=adopting("Auto"),
+        accepted=adopting(),
+    ),
+    Case(
+        "adopted-and-suspended",
+        "workloads named by targetRef are never touched, so suspend can free none",
+        rejected=adopting(**{"spec.suspend": True}),
+        accepted=adopting(),
+    ),
     Case(
         "two-models",
         "say which model: either model.name",
@@ -334,6 +377,7 @@ class UpdateCase:
 
 
 UPDATE_CASES: tuple[UpdateCase, ...] = (
+    UpdateCase("adoption", "whether a job adopts workloads or runs its own can't change in a run", adopting()),
     UpdateCase("model-name", "the model can't change in a run", {"spec.model.name": "Qwen/Qwen3-32B"}),
     UpdateCase("model-kind", "the model can't change in a run", {"spec.model": {"config": {"hidden_size": 4096}}}),
     UpdateCase("group-size", "workload.samplesPerPrompt can't change in a run", {"spec.workload.samplesPerPrompt": 16}),

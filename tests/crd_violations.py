@@ -47,6 +47,7 @@ FULL = job(
         "spec.rebalance": {
             "mode": "Auto", "interval": "30s", "minGain": "3%", "persistence": 2, "cooldown": "1m", "maxStepGPUs": 8,
         },
+        "spec.calibration": {"configMap": "calibrated"},
         "spec.metrics": {"prometheus": "http://prometheus:9090"},
         "spec.staleness.bound": "admission",
         "spec.staleness.ratioVariance": 0.02,

@@ -130,9 +130,10 @@ class World:
         return self.output / "steps.jsonl"
 
     def install(self) -> None:
-        """CRD, the operator's rights, the team's namespace and accounts."""
+        """CRDs, the operator's rights, the team's namespace and accounts."""
         plane = self.plane
-        plane.apply((ROOT / "crds/rljob.dev_rljobs.yaml").read_text())
+        for definition in sorted((ROOT / "crds").glob("*.yaml")):
+            plane.apply(definition.read_text())
         plane.create_namespace(TEAM)
         plane.apply((ROOT / "charts/rljob-operator/files/clusterrole.yaml").read_text())
         plane.apply(_ACCESS)

@@ -37,7 +37,8 @@ Json = dict[str, Any]
 
 def install(plane: ControlPlane) -> Path:
     """Installs CRD, ClusterRole and the operator's account; returns the account's kubeconfig."""
-    plane.apply((ROOT / "crds/rljob.dev_rljobs.yaml").read_text())
+    for definition in sorted((ROOT / "crds").glob("*.yaml")):
+        plane.apply(definition.read_text())
     # Not ``kubectl wait``: it stumbles over a CRD that has no conditions at all yet.
     eventually(lambda: plane.kubectl("get", "rljobs", "-A", check=False).returncode == 0, "the API serves RLJobs")
     plane.apply((ROOT / "charts/rljob-operator/files/clusterrole.yaml").read_text())

@@ -25,6 +25,7 @@ from pydantic_core import core_schema
 
 from rljob_planner.api import GROUP, KIND, PLURAL, VERSION, RLJob
 from rljob_planner.api.base import ApiModel, Rule
+from rljob_planner.api.profile import PROFILE_KIND, PROFILE_PLURAL, RLJobProfile
 from rljob_planner.api.spec import Metrics, Nodes, Rebalance
 
 NAME = f"{PLURAL}.{GROUP}"
@@ -99,6 +100,13 @@ PRINTER_COLUMNS: tuple[Mapping[str, Any], ...] = (
         "description": "The policy version published last.",
     },
     {
+        "name": "Next",
+        "type": "string",
+        "jsonPath": ".status.next",
+        "priority": 1,
+        "description": "What comes next, and what it waits for.",
+    },
+    {
         "name": "Planned",
         "type": "string",
         "jsonPath": '.status.conditions[?(@.type=="Planned")].reason',
@@ -110,20 +118,65 @@ PRINTER_COLUMNS: tuple[Mapping[str, Any], ...] = (
 """Columns of ``kubectl get rljobs``; those of priority 1 stand in ``-o wide`` only."""
 
 
+PROFILE_COLUMNS: tuple[Mapping[str, Any], ...] = (
+    {
+        "name": "Model",
+        "type": "string",
+        "jsonPath": ".spec.subject.model",
+        "description": "The model that was trained.",
+    },
+    {
+        "name": "Samplers",
+        "type": "string",
+        "jsonPath": ".spec.subject.samplerAccelerator",
+        "description": "GPU of the samplers.",
+    },
+    {
+        "name": "Trainers",
+        "type": "string",
+        "jsonPath": ".spec.subject.trainerAccelerator",
+        "description": "GPU of the trainers.",
+    },
+    {
+        "name": "Runs",
+        "type": "string",
+        "jsonPath": ".spec.runs[*].job",
+        "description": "The jobs whose runs it keeps.",
+    },
+    {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"},
+)
+"""Columns of ``kubectl get rljobprofiles``."""
+
+
 def crd() -> dict[str, Any]:
     """The CustomResourceDefinition ``rljobs.rljob.dev``."""
+    version = {
+        "subresources": {"status": {}},
+        "additionalPrinterColumns": [dict(column) for column in PRINTER_COLUMNS],
+        "selectableFields": [{"jsonPath": ".status.phase"}],
+    }
+    return _definition(KIND, PLURAL, "rlj", object_schema(), version)
+
+
+def profile_crd() -> dict[str, Any]:
+    """The CustomResourceDefinition ``rljobprofiles.rljob.dev``."""
+    version = {"additionalPrinterColumns": [dict(column) for column in PROFILE_COLUMNS]}
+    return _definition(PROFILE_KIND, PROFILE_PLURAL, "rljp", _of_object(RLJobProfile), version)
+
+
+def _definition(kind: str, plural: str, short: str, schema: dict[str, Any], version: dict[str, Any]) -> dict[str, Any]:
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
-        "metadata": {"name": NAME},
+        "metadata": {"name": f"{plural}.{GROUP}"},
         "spec": {
             "group": GROUP,
             "names": {
-                "kind": KIND,
-                "listKind": f"{KIND}List",
-                "plural": PLURAL,
-                "singular": KIND.lower(),
-                "shortNames": ["rlj"],
+                "kind": kind,
+                "listKind": f"{kind}List",
+                "plural": plural,
+                "singular": kind.lower(),
+                "shortNames": [short],
                 "categories": [KIND.lower()],
             },
             "scope": "Namespaced",
@@ -132,10 +185,8 @@ def crd() -> dict[str, Any]:
                     "name": VERSION,
                     "served": True,
                     "storage": True,
-                    "schema": {"openAPIV3Schema": object_schema()},
-                    "subresources": {"status": {}},
-                    "additionalPrinterColumns": [dict(column) for column in PRINTER_COLUMNS],
-                    "selectableFields": [{"jsonPath": ".status.phase"}],
+                    "schema": {"openAPIV3Schema": schema},
+                    **version,
                 }
             ],
         },
@@ -143,18 +194,32 @@ def crd() -> dict[str, Any]:
 
 
 def crd_yaml() -> str:
-    """The CRD as the file that users apply."""
-    return HEADER + yaml.dump(crd(), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+    """The CRD of RLJobs as the file that users apply."""
+    return _as_yaml(crd())
+
+
+def profile_crd_yaml() -> str:
+    """The CRD of RLJobProfiles as the file that users apply."""
+    return _as_yaml(profile_crd())
+
+
+def _as_yaml(definition: dict[str, Any]) -> str:
+    return HEADER + yaml.dump(definition, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
 
 
 def object_schema() -> dict[str, Any]:
     """The structural schema of an RLJob."""
-    schema = structural(RLJob)
+    schema = _of_object(RLJob)
+    _drop_defaults(schema["properties"]["status"])
+    return schema
+
+
+def _of_object(model: type[ApiModel]) -> dict[str, Any]:
+    schema = structural(model)
     # The API server validates these three itself and lets a schema say nothing more of them.
     schema["properties"]["apiVersion"] = {"type": "string", "description": "Version of the API: rljob.dev/v1alpha1."}
-    schema["properties"]["kind"] = {"type": "string", "description": "Kind of the object: RLJob."}
+    schema["properties"]["kind"] = {"type": "string", "description": f"Kind of the object: {model.__name__}."}
     schema["properties"]["metadata"] = {"type": "object"}
-    _drop_defaults(schema["properties"]["status"])
     return schema
 
 

@@ -10,6 +10,7 @@ import re
 from typing import Any
 
 from rljob_planner.api.base import Rule
+from rljob_planner.api.targets import ADOPTION_RULES
 from rljob_planner.api.template import containers_asking_for
 
 MAX_NAME = 50
@@ -51,7 +52,10 @@ def _template_leaves_gpus(role: str) -> Rule:
         return not containers_asking_for(side.template, (side.nodes or spec.nodes).gpu_resource)
 
     return Rule(
-        rule=f"!self.{role}.template.spec.containers.exists(c, has(c.resources) && ({asks}))",
+        rule=(
+            f"!has(self.{role}.template) || "
+            f"!self.{role}.template.spec.containers.exists(c, has(c.resources) && ({asks}))"
+        ),
         message=(
             f"a container of {role}.template asks for GPUs itself: leave them out of its resources, the operator gives the "
             f"first container those of {role}.gpusPerReplica, and others would not count in the budget"
@@ -113,6 +117,7 @@ SPEC_RULES: tuple[Rule, ...] = (
     ),
     _template_leaves_gpus("sampler"),
     _template_leaves_gpus("trainer"),
+    *ADOPTION_RULES,
 )
 """Rules of the spec."""
 
@@ -151,6 +156,12 @@ JOB_RULES: tuple[Rule, ...] = (
         "workload.samplesPerPrompt can't change in a run, since groups of the old size are in flight and queued: keep it, or "
         "create another RLJob",
         "spec.workload.samplesPerPrompt",
+    ),
+    _kept_in_a_run(
+        "has(self.spec.sampler.targetRef) == has(oldSelf.spec.sampler.targetRef)",
+        "whether a job adopts workloads or runs its own can't change in a run: create another RLJob, and end the workloads that it "
+        "takes the place of first, so that both don't hold GPUs at once",
+        "spec.sampler",
     ),
     _kept_in_a_run(
         "self.spec.trainer.kind == oldSelf.spec.trainer.kind",

@@ -17,6 +17,7 @@ from rljob_planner.api import rules
 from rljob_planner.api.base import ApiModel, Bool, Duration, Int, Percent, Rule, duration_s, percent_fraction
 from rljob_planner.api.nodes import Nodes, Toleration
 from rljob_planner.api.status import RLJobStatus
+from rljob_planner.api.targets import TargetRef, described_once
 from rljob_planner.api.template import Template
 from rljob_planner.api.workload import (
     Bound,
@@ -33,6 +34,7 @@ from rljob_planner.api.workload import (
 __all__ = [
     "BatchRule",
     "Bound",
+    "CalibrationSource",
     "Environment",
     "ExtraForward",
     "Metrics",
@@ -54,6 +56,7 @@ __all__ = [
     "Sampler",
     "Sandbox",
     "Staleness",
+    "TargetRef",
     "Toleration",
     "Trainer",
     "TrainerKind",
@@ -170,6 +173,7 @@ class Sampler(ApiModel):
             holds=lambda s: s.max_replicas is None or s.min_replicas <= s.max_replicas,
             field="minReplicas",
         ),
+        described_once("sampler"),
     )
 
     engine: Literal["vllm"] = Field(default="vllm", description="Inference engine.")
@@ -194,11 +198,16 @@ class Sampler(ApiModel):
         description="How long a sampler that leaves may finish its samples, as a duration such as 90s or 15m.",
     )
     nodes: Nodes | None = Field(default=None, description="The nodes for samplers, instead of spec.nodes.")
+    target_ref: TargetRef | None = Field(
+        default=None,
+        description="Samplers that run already, instead of a template: they are watched and never touched, in mode Recommend.",
+    )
     template: Template = Field(
+        default_factory=dict,
         description=(
             "A PodTemplateSpec for sampler pods. The operator sets the GPUs of the first container, its RLJOB_ environment "
             "and the layout volume; write $(RLJOB_TENSOR_PARALLEL) and $(RLJOB_MAX_RUNNING) where the engine needs them."
-        )
+        ),
     )
 
     @property
@@ -227,6 +236,7 @@ class Trainer(ApiModel):
             holds=lambda t: t.mfu_fraction is None or 0.0 < t.mfu_fraction <= 1.0,
             field="mfu",
         ),
+        described_once("trainer"),
     )
 
     gpus_per_replica: Int = Field(default=8, ge=1, le=64, description="GPUs of a trainer pod, all on one node.")
@@ -257,11 +267,16 @@ class Trainer(ApiModel):
         default=(), max_length=8, description="Forward passes over the batch besides that of the training step."
     )
     nodes: Nodes | None = Field(default=None, description="The nodes for trainers, instead of spec.nodes.")
+    target_ref: TargetRef | None = Field(
+        default=None,
+        description="Trainers that run already, instead of a template: they are watched and never touched, in mode Recommend.",
+    )
     template: Template = Field(
+        default_factory=dict,
         description=(
             "A PodTemplateSpec for trainer pods. The operator sets the GPUs of the first container, its RLJOB_ environment "
             "and the layout volume."
-        )
+        ),
     )
 
     @property
@@ -336,6 +351,19 @@ class Metrics(ApiModel):
     )
 
 
+class CalibrationSource(ApiModel):
+    """Measured speeds from before the run."""
+
+    config_map: str = Field(
+        min_length=1,
+        max_length=253,
+        description=(
+            "A ConfigMap of the job's namespace whose key calibration.yaml holds what `rljob calibrate` wrote; read when the job "
+            "is planned first."
+        ),
+    )
+
+
 class RLJobSpec(ApiModel):
     """What the job is, how many GPUs it may use, and how its pods look."""
 
@@ -382,7 +410,15 @@ class RLJobSpec(ApiModel):
     rebalance: Rebalance = Field(
         default_factory=Rebalance, description="What the operator may do to the split, and how calm it must be."
     )
+    calibration: CalibrationSource | None = Field(
+        default=None, description="Measured speeds from before the run; the planner's own constants if absent."
+    )
     metrics: Metrics = Field(default_factory=Metrics, description="Where the job's metrics are read.")
+
+    @property
+    def adopts(self) -> bool:
+        """Whether the job's workloads are somebody else's, to be watched and not touched."""
+        return self.sampler.target_ref is not None and self.trainer.target_ref is not None
 
 
 class RLJob(ApiModel):

@@ -113,6 +113,10 @@ class PlanStatus(ApiModel):
     placeable_gpus: int = Field(description="GPUs of the budget that the nodes can really hold.")
     planned_at: str
     """When the plan was made."""
+    sources: tuple[str, ...] = Field(
+        default=(),
+        description="What the plan rests on besides the spec: benchmarks, earlier runs, and what this run measured.",
+    )
 
 
 class ObservedStatus(ApiModel):
@@ -134,6 +138,7 @@ class ObservedStatus(ApiModel):
     """Samples submitted and not finished."""
     response_tokens_mean: float | None = None
     """Mean response length in tokens, corrected for samples that still run."""
+    kv_usage: float | None = Field(default=None, description="Mean share of the samplers' KV room in use, 0 to 1.")
     gpus_held: int = Field(default=0, description="GPUs of pods that are bound or ungated and not yet gone.")
     layout_generation: int | None = Field(
         default=None, description="Smallest layout generation that the trainer pods acknowledged."
@@ -255,11 +260,68 @@ class DecisionStatus(ApiModel):
     count: int = Field(default=1, description="How often the same decision was taken in a row.")
 
 
+class LengthPoint(ApiModel):
+    """How long responses were at a step of the run."""
+
+    step: int
+    """Policy version at which it was measured."""
+    mean: float
+    """Mean response length in tokens."""
+    environment_seconds: float | None = Field(
+        default=None, description="Mean seconds of a turn in the environment, in an agentic job."
+    )
+
+
+class DecodeConstants(ApiModel):
+    """Constants of a decode step that were measured on the job's engine; they replace those of the GPU."""
+
+    mbu: float
+    """Share of the memory bandwidth that is reached."""
+    mfu: float
+    """Share of the peak FLOPs that is reached."""
+    layer_seconds: float
+    """Seconds a layer adds to a step."""
+    step_seconds: float
+    """Seconds a step takes besides its layers."""
+    request_seconds: float
+    """Seconds a running sample adds to a step."""
+
+
+class LearnedStatus(ApiModel):
+    """What was known before the run: read once, when the job was planned first, so that later plans rest on the same."""
+
+    profile: str | None = Field(default=None, description="The RLJobProfile that earlier runs left.")
+    runs: int = Field(default=0, description="Earlier runs that it rests on.")
+    uncertainty: float | None = Field(
+        default=None, description="Relative error that the speeds of earlier runs may have in this one."
+    )
+    move_cost_seconds: float | None = Field(
+        default=None, description="What a move cost in earlier runs, in seconds of lost progress."
+    )
+    response_tokens_mean: float | None = Field(
+        default=None, description="Mean response length in tokens that the first plan was made for."
+    )
+    config_map: str | None = Field(default=None, description="The ConfigMap with measured speeds that was read.")
+    decode: DecodeConstants | None = None
+    """Constants of a decode step from the ConfigMap."""
+    kv_tokens: int | None = Field(
+        default=None, description="KV room of a replica in tokens, as its engine reported it."
+    )
+    tensor_parallel: int | None = Field(
+        default=None, description="Width of the engine that the constants and the KV room were measured on."
+    )
+
+
 class RLJobStatus(ApiModel):
     """What the operator reports; nobody else writes it."""
 
     phase: Phase = Phase.PENDING
     """Where the job stands in its life."""
+    summary: str | None = Field(
+        default=None,
+        description="What the job does, what was done to its split, why, and what it gained: a sentence or two.",
+    )
+    next: str | None = Field(default=None, description="What comes next, and what it waits for.")
     observed_generation: int = 0
     """Generation of the spec that the status speaks of."""
     conditions: tuple[Condition, ...] = Field(
@@ -287,3 +349,8 @@ class RLJobStatus(ApiModel):
     moves: MoveHistory = Field(default_factory=MoveHistory)
     """What earlier moves left behind: cool-down, back-off and the measured cost of a move."""
     decisions: tuple[DecisionStatus, ...] = Field(default=(), description="The last ten decisions, the newest last.")
+    lengths: tuple[LengthPoint, ...] = Field(
+        default=(), description="Response lengths over the run, at most 32 points; they end in the run's RLJobProfile."
+    )
+    learned: LearnedStatus | None = None
+    """What was known before the run; absent if nothing was."""

@@ -100,9 +100,9 @@ Template = Annotated[dict[str, Any], _CheckedAs(PodTemplate)]
 
 
 def containers_asking_for(template: dict[str, Any], resource: str) -> tuple[str, ...]:
-    """Names of the containers of a checked template whose limits or requests name ``resource``."""
+    """Names of the containers of a checked template (empty: none was written) whose limits or requests name ``resource``."""
     return tuple(
         container["name"]
-        for container in template["spec"]["containers"]
+        for container in (template.get("spec") or {}).get("containers") or ()
         if any(resource in ((container.get("resources") or {}).get(kind) or {}) for kind in ("limits", "requests"))
     )
