@@ -95,6 +95,21 @@ def adopting(mode: str = "Recommend", **edits: Any) -> Edits:
     }
 
 
+def agentic(**sandbox: Any) -> Edits:
+    """Edits that give the job environments, and a fleet of sandboxes for them."""
+    return {
+        "spec.workload.environment": {"secondsPerTurn": 2.5, "turns": 4},
+        "spec.sandbox": {"maxReplicas": 64, "template": template("sandbox"), **sandbox},
+    }
+
+
+def asking(resources: dict[str, Any]) -> dict[str, Any]:
+    """A pod template whose container asks for resources."""
+    found = template("main")
+    found["spec"]["containers"][0]["resources"] = resources
+    return found
+
+
 CASES: tuple[Case, ...] = (
     Case(
         "sampler-undescribed",
@@ -290,6 +305,33 @@ CASES: tuple[Case, ...] = (
             "spec.sandbox": {"maxReplicas": 64},
             "spec.workload.environment": {"secondsPerTurn": 2.5, "turns": 4},
         },
+    ),
+    Case(
+        "sandbox-minima-above-maxima",
+        "sandbox.minReplicas is above sandbox.maxReplicas",
+        rejected=agentic(minReplicas=9, maxReplicas=8),
+        accepted=agentic(minReplicas=8, maxReplicas=8),
+    ),
+    Case(
+        "sandbox-gpu",
+        "a container of sandbox.template asks for GPUs",
+        rejected=agentic(template=asking({"limits": {"nvidia.com/gpu": 1}})),
+        accepted=agentic(template=asking({"limits": {"memory": "2Gi"}, "requests": {"cpu": "1"}})),
+    ),
+    Case(
+        "driver-gpu-of-trainers-nodes",
+        "a container of driver.template asks for GPUs",
+        rejected={
+            "spec.driver": {"template": asking({"requests": {"amd.com/gpu": "1"}})},
+            "spec.trainer.nodes": {"gpuResource": "amd.com/gpu"},
+        },
+        accepted={"spec.driver": {"template": asking({"requests": {"amd.com/gpu": "1"}})}},
+    ),
+    Case(
+        "adopted-with-driver",
+        "a job that adopts workloads by targetRef makes nothing by itself",
+        rejected=adopting(**{"spec.driver": {"template": template("driver")}}),
+        accepted=adopting(),
     ),
     Case(
         "step-below-trainer",

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rljob_planner.api.crd import PRESERVE, object_schema
-from tests.crd_cases import job
+from tests.crd_cases import job, template
 
 FULL = job(
     {
@@ -53,7 +53,10 @@ FULL = job(
         "spec.staleness.ratioVariance": 0.02,
         "spec.workload.responseTokens.growth": 2.0,
         "spec.workload.environment": {"secondsPerTurn": 2.5, "turns": 4, "cv": 0.5},
-        "spec.sandbox": {"maxReplicas": 64},
+        "spec.sandbox": {
+            "minReplicas": 2, "maxReplicas": 64, "perReplica": 4, "network": "job", "template": template("sandbox"),
+        },
+        "spec.driver": {"template": template("driver")},
         "spec/sampler/template/spec/containers/0/resources": {"limits": {"memory": "1Gi"}, "requests": {"cpu": 2}},
     }
 )  # fmt: skip

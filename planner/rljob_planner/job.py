@@ -124,7 +124,7 @@ class Job:
     @property
     def sandbox_limit(self) -> int | None:
         """Environments that may run at once; None: no limit, or no environments."""
-        return None if self.spec.sandbox is None else self.spec.sandbox.max_replicas
+        return None if self.spec.sandbox is None else self.spec.sandbox.most_environments
 
     @property
     def most_in_flight(self) -> int:

@@ -10,6 +10,7 @@ import re
 from typing import Any
 
 from rljob_planner.api.base import Rule
+from rljob_planner.api.companions import COMPANION_RULES
 from rljob_planner.api.targets import ADOPTION_RULES
 from rljob_planner.api.template import containers_asking_for
 
@@ -106,17 +107,9 @@ SPEC_RULES: tuple[Rule, ...] = (
         holds=_max_step_allows,
         field="rebalance.maxStepGPUs",
     ),
-    Rule(
-        rule="!has(self.sandbox) || has(self.workload.environment)",
-        message=(
-            "sandbox says how many environments may run, but the job has none: describe workload.environment "
-            "(secondsPerTurn, turns), or leave sandbox out"
-        ),
-        holds=lambda spec: spec.sandbox is None or spec.workload.environment is not None,
-        field="sandbox",
-    ),
     _template_leaves_gpus("sampler"),
     _template_leaves_gpus("trainer"),
+    *COMPANION_RULES,
     *ADOPTION_RULES,
 )
 """Rules of the spec."""

@@ -15,6 +15,7 @@ from pydantic import Field
 
 from rljob_planner.api import rules
 from rljob_planner.api.base import ApiModel, Bool, Duration, Int, Percent, Rule, duration_s, percent_fraction
+from rljob_planner.api.companions import Driver, Sandbox, SandboxNetwork
 from rljob_planner.api.nodes import Nodes, Toleration
 from rljob_planner.api.status import RLJobStatus
 from rljob_planner.api.targets import TargetRef, described_once
@@ -26,7 +27,6 @@ from rljob_planner.api.workload import (
     PromptTokens,
     Queue,
     ResponseTokens,
-    Sandbox,
     Staleness,
     Workload,
 )
@@ -35,6 +35,7 @@ __all__ = [
     "BatchRule",
     "Bound",
     "CalibrationSource",
+    "Driver",
     "Environment",
     "ExtraForward",
     "Metrics",
@@ -55,6 +56,7 @@ __all__ = [
     "Rule",
     "Sampler",
     "Sandbox",
+    "SandboxNetwork",
     "Staleness",
     "TargetRef",
     "Toleration",
@@ -404,6 +406,9 @@ class RLJobSpec(ApiModel):
     )
     sampler: Sampler = Field(description="The fleet that generates rollouts.")
     trainer: Trainer = Field(description="The fleet that consumes samples and publishes policy versions.")
+    driver: Driver | None = Field(
+        default=None, description="The orchestrator's pod, for frameworks that have one; none if absent."
+    )
     sandbox: Sandbox | None = Field(
         default=None, description="The fleet of sandboxes that environments run in; without a limit if absent."
     )

@@ -12,6 +12,7 @@ from enum import StrEnum
 from pydantic import Field
 
 from rljob_planner.api.base import ApiModel
+from rljob_planner.api.fleets import SandboxStatus
 from rljob_planner.split import Split
 
 
@@ -342,6 +343,8 @@ class RLJobStatus(ApiModel):
     )
     observed: ObservedStatus | None = None
     """What the metrics and the API server showed last."""
+    sandboxes: SandboxStatus | None = None
+    """The sandbox fleet; absent where the job has none of its own."""
     calibration: CalibrationStatus | None = None
     """Measured over predicted speed, one factor a side."""
     rebalance: MoveStatus | None = None

@@ -166,14 +166,6 @@ class Environment(ApiModel):
     )
 
 
-class Sandbox(ApiModel):
-    """The fleet of sandboxes that environments run in."""
-
-    max_replicas: Int = Field(
-        ge=1, le=10_000_000, description="Environments that may run at once; a sample that finds none free waits."
-    )
-
-
 class Workload(ApiModel):
     """One training step's worth of work, and how many steps there are."""
 
