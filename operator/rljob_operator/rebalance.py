@@ -3,12 +3,15 @@
 At no instant may a job's pods exceed its budget, and a side must never grow on GPUs that the other has not given up yet.
 So a move walks through fixed phases, each written to the RLJob's status before anything is done for it::
 
-    Announce  the layout names the pods that leave; wait until the trainer acknowledged it at a step boundary
-    Drain     wait until the leaving samplers run nothing, or the drain timeout
-    Shrink    the donor's workload is scaled down; wait until those pods are *gone*
-    Grow      the receiver's workload is scaled up; wait until its pods are ready
-    Verify    the layout names the new endpoints and trainers; wait until the trainer acknowledged it
-    (commit)  the new split is the split in force
+    Announce    the layout names the pods that leave; wait until the trainer acknowledged it at a step boundary
+    Drain       wait until the leaving samplers run nothing, or the drain timeout
+    Checkpoint  only where trainers restart and samplers had to drain first: wait until the trainer acknowledged that it has
+                written a checkpoint. Where no sampler leaves, Announce asks for it
+    Shrink      the donor's workload is scaled down; wait until those pods are *gone*. Trainers that restart are scaled to
+                nothing, so that an old and a new one never meet
+    Grow        the receiver's workload is scaled up; wait until its pods are ready
+    Verify      the layout names the new endpoints and trainers; wait until the trainer acknowledged it
+    (commit)    the new split is the split in force
 
 What is done in a phase follows from the phase alone (``targets``, ``announced``), so an operator that is killed anywhere goes on from
 what the API server holds. A phase that misses its deadline turns the move round: ``roll_back`` makes a move back to the
@@ -19,47 +22,35 @@ and says for what.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from dataclasses import dataclass
 
-from rljob_planner.api.status import MovePhase, MoveStatus
+from rljob_operator.observation import Observation, PodView, epoch_s, timestamp
+from rljob_operator.victims import Aftermath, aftermath, kept, leaves, renamed, replicas, victims
+from rljob_operator.waits import Goal, Wait, wait_of
+from rljob_planner.api.status import MoveCause, MovePhase, MoveStatus
 from rljob_planner.split import Split
 
-
-@dataclass(frozen=True)
-class PodView:
-    """What a move needs to know of one pod."""
-
-    name: str
-    role: str
-    """``sampler`` or ``trainer``."""
-    ready: bool
-    terminating: bool = False
-    created_s: float = 0.0
-    """Creation time in epoch seconds."""
-    ordinal: int | None = None
-    """The ordinal of a StatefulSet's pod, None for a Deployment's."""
-
-
-@dataclass(frozen=True)
-class Observation:
-    """What the API server and the metrics show of a move under way. None is unknown."""
-
-    now_s: float
-    pods: tuple[PodView, ...]
-    published_generation: int
-    """Generation of the layout that the API server holds."""
-    acknowledged_generation: int | None
-    """Smallest generation that the trainer pods acknowledged."""
-    running_by_pod: Mapping[str, float | None] = field(default_factory=dict)
-    """Running samples of each sampler pod."""
-    metrics_flow: bool = False
-    """Whether every sampler and trainer pod's metrics are there."""
-
-    def of(self, role: str) -> tuple[PodView, ...]:
-        """The pods of a role, terminating ones included."""
-        return tuple(pod for pod in self.pods if pod.role == role)
+__all__ = [
+    "Deadlines",
+    "Observation",
+    "PodView",
+    "Step",
+    "Targets",
+    "advance",
+    "announced",
+    "epoch_s",
+    "hold",
+    "present_split",
+    "release",
+    "roll_back",
+    "start",
+    "targets",
+    "timestamp",
+    "touches_pods",
+    "victims",
+    "wants_checkpoint",
+    "with_replicas",
+]
 
 
 @dataclass(frozen=True)
@@ -76,6 +67,7 @@ class Deadlines:
         return {
             MovePhase.ANNOUNCE: self.acknowledge_s,
             MovePhase.DRAIN: self.drain_s,
+            MovePhase.CHECKPOINT: self.acknowledge_s,
             MovePhase.SHRINK: self.gone_s,
             MovePhase.GROW: self.ready_s,
             MovePhase.VERIFY: self.acknowledge_s,
@@ -104,16 +96,8 @@ class Step:
     """What happened, for an event; empty if nothing did."""
     drain_timed_out: bool = False
     """Whether samplers are removed although they still ran samples."""
-
-
-def timestamp(now_s: float) -> str:
-    """Epoch seconds as RFC 3339 in UTC with microseconds."""
-    return datetime.fromtimestamp(now_s, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
-
-
-def epoch_s(text: str) -> float:
-    """RFC 3339 as epoch seconds."""
-    return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
+    aftermath: Aftermath | None = None
+    """Who went in a shrink that has just ended, where it was not as named."""
 
 
 def with_replicas(split: Split, samplers: int, trainers: int) -> Split:
@@ -130,6 +114,11 @@ def with_replicas(split: Split, samplers: int, trainers: int) -> Split:
     )
 
 
+def touches_pods(phase: MovePhase) -> bool:
+    """Whether pods have gone or come by a phase; before it, a move can be dropped without a trace."""
+    return phase in (MovePhase.SHRINK, MovePhase.GROW, MovePhase.VERIFY)
+
+
 def targets(split: Split, move: MoveStatus | None) -> Targets:
     """The replicas that both workloads should have now.
 
@@ -139,56 +128,46 @@ def targets(split: Split, move: MoveStatus | None) -> Targets:
     if move is None:
         return Targets(split.samplers.replicas, split.trainers.replicas)
     before, after = move.from_split, move.to_split
-    if move.phase in (MovePhase.ANNOUNCE, MovePhase.DRAIN):
+    if not touches_pods(move.phase):
         return Targets(before.samplers.replicas, before.trainers.replicas)
     if move.phase is MovePhase.SHRINK:
-        return _smaller(before, after)
+        smaller = _smaller(before, after)
+        return Targets(smaller.samplers, 0) if move.restart else smaller
     return Targets(after.samplers.replicas, after.trainers.replicas)
 
 
 def announced(split: Split, move: MoveStatus | None) -> Targets:
-    """The replicas that the layout tells the job: what it may use in the present phase, never more than what is there."""
+    """The replicas that the layout tells the job: what it may use in the present phase, never more than what is there.
+
+    A trainer that restarts is told of no smaller one: the old one trains on whole until it goes, the new one starts whole.
+    """
     if move is None:
         return Targets(split.samplers.replicas, split.trainers.replicas)
     if move.phase is MovePhase.VERIFY:
         return Targets(move.to_split.samplers.replicas, move.to_split.trainers.replicas)
-    return _smaller(move.from_split, move.to_split)
+    smaller = _smaller(move.from_split, move.to_split)
+    if move.restart:
+        whole = move.to_split if touches_pods(move.phase) else move.from_split
+        return Targets(smaller.samplers, whole.trainers.replicas)
+    return smaller
+
+
+def wants_checkpoint(move: MoveStatus | None) -> bool:
+    """Whether the layout asks for a checkpoint, which the trainer writes before it acknowledges.
+
+    Not while samplers drain: what is trained meanwhile would be lost.
+    """
+    if move is None or not move.restart:
+        return False
+    if move.phase is MovePhase.ANNOUNCE or move.phase is MovePhase.DRAIN:
+        return not leaves(move, "sampler")
+    return move.phase is MovePhase.CHECKPOINT
 
 
 def _smaller(before: Split, after: Split) -> Targets:
     return Targets(
         min(before.samplers.replicas, after.samplers.replicas), min(before.trainers.replicas, after.trainers.replicas)
     )
-
-
-def victims(before: Split, after: Split, observation: Observation) -> tuple[str, ...]:
-    """The pods that a move removes.
-
-    Pods that are not ready go first, since a ReplicaSet removes those first whatever their deletion cost; then samplers with
-    the fewest running samples, whose drain is shortest; then the youngest. A StatefulSet always removes its highest ordinals.
-    """
-    chosen: list[str] = []
-    for role, surplus in (
-        ("sampler", before.samplers.replicas - after.samplers.replicas),
-        ("trainer", before.trainers.replicas - after.trainers.replicas),
-    ):
-        if surplus <= 0:
-            continue
-        candidates = [pod for pod in observation.of(role) if not pod.terminating]
-
-        def order(pod: PodView) -> tuple[float, ...]:
-            if pod.ordinal is not None:
-                return (-pod.ordinal,)
-            running = observation.running_by_pod.get(pod.name)
-            return (float(pod.ready), float("inf") if running is None else running, -pod.created_s)
-
-        surplus -= max(0, _replicas(before, role) - len(candidates))
-        chosen += [pod.name for pod in sorted(candidates, key=lambda pod: (*order(pod), pod.name))[: max(0, surplus)]]
-    return tuple(sorted(chosen))
-
-
-def _replicas(split: Split, role: str) -> int:
-    return split.samplers.replicas if role == "sampler" else split.trainers.replicas
 
 
 def start(
@@ -201,13 +180,22 @@ def start(
     deadlines: Deadlines,
     policy_version: int | None = None,
     period_s: float | None = None,
+    cause: MoveCause = MoveCause.DECISION,
+    restart: bool = False,
 ) -> MoveStatus:
-    """A new move in its first phase; nothing has been done for it yet."""
+    """A new move in its first phase; nothing has been done for it yet.
+
+    ``restart`` says that trainers follow a change of their number by restarting. A move that only adds pods has nothing to
+    announce and begins with Shrink, which finds nothing to do.
+    """
     now = timestamp(observation.now_s)
     seed = f"{before.label()}>{after.label()}@{now}".encode()
+    restart = restart and before.trainers.replicas != after.trainers.replicas
+    shrinks = restart or any(replicas(before, role) > replicas(after, role) for role in ("sampler", "trainer"))
+    phase = MovePhase.ANNOUNCE if shrinks else MovePhase.SHRINK
     return MoveStatus(
         id=hashlib.sha256(seed).hexdigest()[:8],
-        phase=MovePhase.ANNOUNCE,
+        phase=phase,
         from_split=before,
         to_split=after,
         reason=reason,
@@ -215,16 +203,24 @@ def start(
         generation=observation.published_generation + 1,
         started_at=now,
         phase_since=now,
-        deadline=timestamp(observation.now_s + deadlines.of(MovePhase.ANNOUNCE)),
-        victims=victims(before, after, observation),
+        deadline=timestamp(observation.now_s + deadlines.of(phase)),
+        victims=victims(before, after, observation, restart=restart),
         policy_version_at_start=policy_version,
         period_at_start=period_s,
+        cause=cause,
+        restart=restart,
+        unmeasured=observation.acknowledged_generation is None,
     )
 
 
 def present_split(move: MoveStatus) -> Split:
-    """The split that the workloads have been told in the present phase of a move."""
+    """The split that the workloads have been told in the present phase of a move.
+
+    Trainers that restart are nobody's in between: of the two splits, the smaller number is what may come again.
+    """
     now_targets = targets(move.from_split, move)
+    if move.restart and move.phase is MovePhase.SHRINK:
+        now_targets = _smaller(move.from_split, move.to_split)
     for split in (move.to_split, move.from_split):
         if now_targets == Targets(split.samplers.replicas, split.trainers.replicas):
             return split
@@ -233,161 +229,133 @@ def present_split(move: MoveStatus) -> Split:
 
 def roll_back(move: MoveStatus, observation: Observation, deadlines: Deadlines, why: str) -> MoveStatus:
     """The move back to the split before ``move``, from wherever it stands; as safe as any move, since it is one."""
-    here = present_split(move)
-    shrinks = (
-        here.samplers.replicas > move.from_split.samplers.replicas
-        or here.trainers.replicas > move.from_split.trainers.replicas
-    )
-    phase = MovePhase.ANNOUNCE if shrinks else MovePhase.SHRINK
+    here, back = present_split(move), move.from_split
+    # Trainers that have not been touched need no restart to stay what they are.
+    restart = move.restart and touches_pods(move.phase)
+    shrinks = any(replicas(here, role) > replicas(back, role) for role in ("sampler", "trainer"))
+    phase = MovePhase.ANNOUNCE if shrinks or (restart and move.phase is not MovePhase.SHRINK) else MovePhase.SHRINK
     return move.model_copy(
         update={
             "phase": phase,
             "from_split": here,
-            "to_split": move.from_split,
+            "to_split": back,
             "reason": why,
             "rolling_back": True,
+            "restart": restart,
             "generation": observation.published_generation + 1,
             "phase_since": timestamp(observation.now_s),
             "deadline": timestamp(observation.now_s + deadlines.of(phase)),
-            "victims": victims(here, move.from_split, observation),
+            "victims": victims(here, back, observation, restart=restart),
+            "kept": (),
             "waiting_for": "",
         }
     )
 
 
-def advance(move: MoveStatus, observation: Observation, deadlines: Deadlines, *, may_roll_back: bool = True) -> Step:
+def advance(
+    move: MoveStatus,
+    observation: Observation,
+    deadlines: Deadlines,
+    *,
+    may_roll_back: bool = True,
+    over_budget: bool = False,
+) -> Step:
     """Looks once at a move: whether its phase is done, waits on, or has missed its deadline.
 
     At most one phase is left per call, so that each is persisted before it is acted on. A move may not roll back where the
-    split before it breaks the spec, as after a cut of the budget; it then waits and goes on as a move back does.
+    split before it breaks the spec, as after a cut of the budget; it then waits and goes on as a move back does. With
+    ``over_budget`` that split holds more than the budget, and nothing waits longer than what runs on the pods that go needs.
     """
-    done, waiting_for = _PHASES[move.phase](move, observation)
-    late = observation.now_s > epoch_s(move.deadline)
-    if done:
+    if not touches_pods(move.phase):
+        named = renamed(move, observation)
+        if named is not None:
+            return _named_anew(move, observation, deadlines, named)
+    held = targets(move.from_split, move)
+    wait = wait_of(move, observation, Goal(held.samplers, held.trainers), over_budget=over_budget)
+    if wait.done:
         return _next(move, observation, deadlines)
-    if late and move.phase is MovePhase.DRAIN:
+    if observation.now_s <= epoch_s(move.deadline):
+        return Step(_waiting(move, wait.words))
+    return _late(move, observation, deadlines, wait, may_roll_back)
+
+
+def _late(move: MoveStatus, observation: Observation, deadlines: Deadlines, wait: Wait, may_roll_back: bool) -> Step:
+    if move.phase is MovePhase.DRAIN:
         step = _next(move, observation, deadlines)
-        return Step(step.move, note=f"Drain timed out: {waiting_for}; going on", drain_timed_out=True)
-    if late and (move.rolling_back or not may_roll_back):
-        if move.phase in (MovePhase.ANNOUNCE, MovePhase.VERIFY) and _only_acknowledgement(move, observation):
-            step = _next(move, observation, deadlines)
-            return Step(step.move, step.split, step.outcome, note=f"Went on without an acknowledgement: {waiting_for}")
-        return Step(_waiting(move, f"{waiting_for} (overdue)"))
-    if late:
-        why = f"{move.phase.value} missed its deadline: {waiting_for}"
-        return Step(roll_back(move, observation, deadlines, why), note=f"Rolling back: {why}")
-    return Step(_waiting(move, waiting_for))
+        return Step(step.move, note=f"Drain timed out: {wait.words}; going on", drain_timed_out=wait.busy)
+    stays = move.rolling_back or not may_roll_back
+    if wait.only_word and (stays or move.unmeasured):
+        step = _next(move, observation, deadlines)
+        return Step(step.move, step.split, step.outcome, note=f"Went on without an acknowledgement: {wait.words}")
+    if stays:
+        return Step(_waiting(move, f"{wait.words} (overdue)"))
+    why = f"{move.phase.value} missed its deadline: {wait.words}"
+    return Step(roll_back(move, observation, deadlines, why), note=f"Rolling back: {why}")
+
+
+def _named_anew(move: MoveStatus, observation: Observation, deadlines: Deadlines, named: tuple[str, ...]) -> Step:
+    """The move with other victims, announced once more: the job has heard of none but the old ones."""
+    new = sorted(set(named) - set(move.victims))
+    began = MovePhase.ANNOUNCE
+    update: dict[str, object] = {"victims": named, "generation": observation.published_generation + 1}
+    if move.phase is not began:
+        update |= {
+            "phase": began,
+            "phase_since": timestamp(observation.now_s),
+            "deadline": timestamp(observation.now_s + deadlines.of(began)),
+            "waiting_for": "",
+        }
+    return Step(
+        move.model_copy(update=update),
+        note=f"{', '.join(new)} to go in place of a pod that was lost before its time",
+    )
+
+
+def hold(move: MoveStatus, now_s: float, why: str) -> MoveStatus:
+    """The move standing still where it is; its deadline stands still with it."""
+    update = {"waiting_for": why}
+    if move.held_since is None:
+        update["held_since"] = timestamp(now_s)
+    return move.model_copy(update=update)
+
+
+def release(move: MoveStatus, now_s: float) -> MoveStatus:
+    """The move going on after it was held."""
+    if move.held_since is None:
+        return move
+    moved_s = epoch_s(move.deadline) + max(0.0, now_s - epoch_s(move.held_since))
+    return move.model_copy(update={"held_since": None, "deadline": timestamp(moved_s), "waiting_for": ""})
 
 
 def _waiting(move: MoveStatus, waiting_for: str) -> MoveStatus:
     return move if move.waiting_for == waiting_for else move.model_copy(update={"waiting_for": waiting_for})
 
 
-def _only_acknowledgement(move: MoveStatus, observation: Observation) -> bool:
-    """Whether all that is missing is the job's word; for a move back the API server's word is enough in the end."""
-    return move.phase is MovePhase.ANNOUNCE or _pods_ready(move, observation)[0]
+def _after(move: MoveStatus) -> MovePhase:
+    order = list(MovePhase)
+    phase = order[order.index(move.phase) + 1]
+    asked_late = move.restart and leaves(move, "sampler")
+    return MovePhase.SHRINK if phase is MovePhase.CHECKPOINT and not asked_late else phase
 
 
 def _next(move: MoveStatus, observation: Observation, deadlines: Deadlines) -> Step:
-    order = list(MovePhase)
     if move.phase is MovePhase.VERIFY:
         outcome = "RolledBack" if move.rolling_back else "Committed"
         return Step(None, split=move.to_split, outcome=outcome, note=f"{outcome}: {move.to_split.label()}")
-    phase = order[order.index(move.phase) + 1]
-    generation = observation.published_generation + 1 if phase is MovePhase.VERIFY else move.generation
+    phase = _after(move)
+    publishes = phase in (MovePhase.CHECKPOINT, MovePhase.VERIFY)
+    found = aftermath(move, observation) if move.phase is MovePhase.SHRINK else None
     return Step(
         move.model_copy(
             update={
                 "phase": phase,
-                "generation": generation,
+                "generation": observation.published_generation + 1 if publishes else move.generation,
                 "phase_since": timestamp(observation.now_s),
                 "deadline": timestamp(observation.now_s + deadlines.of(phase)),
                 "waiting_for": "",
+                "kept": kept(move, observation) if phase is MovePhase.SHRINK else (),
             }
         ),
         note=f"{move.phase.value} done, {phase.value} begins",
+        aftermath=found if found is not None and found.words() else None,
     )
-
-
-def _acknowledged(move: MoveStatus, observation: Observation) -> tuple[bool, str]:
-    if observation.published_generation < move.generation:
-        return False, f"layout generation {move.generation} to be published"
-    got = observation.acknowledged_generation
-    if got is None or got < move.generation:
-        seen = "unknown" if got is None else str(got)
-        return False, (
-            f"the trainer to acknowledge layout generation {move.generation} at a step boundary "
-            f"(rljob_layout_generation is {seen}): check that its pods read /etc/rljob/layout.json and are scraped"
-        )
-    return True, ""
-
-
-def _announce(move: MoveStatus, observation: Observation) -> tuple[bool, str]:
-    return _acknowledged(move, observation)
-
-
-def _drain(move: MoveStatus, observation: Observation) -> tuple[bool, str]:
-    samplers = {pod.name for pod in observation.of("sampler")}
-    busy: list[str] = []
-    for name in move.victims:
-        if name not in samplers:
-            continue
-        running = observation.running_by_pod.get(name)
-        if running is None:
-            busy.append(f"{name} (running unknown)")
-        elif running > 0:
-            busy.append(f"{name} ({running:.0f} running)")
-    if busy:
-        return False, f"samplers to finish their samples: {_some(busy)}"
-    return True, ""
-
-
-def _shrink(move: MoveStatus, observation: Observation) -> tuple[bool, str]:
-    target = targets(move.from_split, move)
-    lingering: list[str] = []
-    for role, wanted in (("sampler", target.samplers), ("trainer", target.trainers)):
-        pods = observation.of(role)
-        if len(pods) > wanted:
-            leaving = [pod.name for pod in pods if pod.terminating or pod.name in move.victims]
-            lingering += leaving or [f"{len(pods) - wanted} {role} pods"]
-    if lingering:
-        return False, (
-            f"pods to be gone: {_some(lingering)}. A pod that stays Terminating keeps its GPUs: look at its node, "
-            "and delete it with --force only once its containers are known to be dead"
-        )
-    return True, ""
-
-
-def _pods_ready(move: MoveStatus, observation: Observation) -> tuple[bool, str]:
-    target = targets(move.from_split, move)
-    missing: list[str] = []
-    for role, wanted in (("sampler", target.samplers), ("trainer", target.trainers)):
-        ready = sum(pod.ready and not pod.terminating for pod in observation.of(role))
-        if ready < wanted:
-            missing.append(f"{wanted - ready} of {wanted} {role}s")
-    if missing:
-        return False, f"pods to be ready: {', '.join(missing)}: kubectl describe the ones that are not"
-    return True, ""
-
-
-def _verify(move: MoveStatus, observation: Observation) -> tuple[bool, str]:
-    for done, waiting_for in (_pods_ready(move, observation), _acknowledged(move, observation)):
-        if not done:
-            return done, waiting_for
-    if not observation.metrics_flow:
-        return False, "the new pods' metrics: check that they are scraped"
-    return True, ""
-
-
-_PHASES = {
-    MovePhase.ANNOUNCE: _announce,
-    MovePhase.DRAIN: _drain,
-    MovePhase.SHRINK: _shrink,
-    MovePhase.GROW: _pods_ready,
-    MovePhase.VERIFY: _verify,
-}
-
-
-def _some(names: list[str], most: int = 4) -> str:
-    shown = ", ".join(names[:most])
-    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"

@@ -104,6 +104,7 @@ class Resize(StrEnum):
     """How a trainer follows a change of its replicas."""
 
     ELASTIC = "elastic"
+    RESTART = "restart"
     FIXED = "fixed"
 
 
@@ -252,7 +253,10 @@ class Trainer(ApiModel):
     )
     resize: Resize = Field(
         default=Resize.ELASTIC,
-        description="elastic: replicas may change at a step boundary; fixed: they never change once the job runs.",
+        description=(
+            "elastic: replicas may change at a step boundary; restart: a checkpoint is asked for, then all trainer pods go and "
+            "come again in their new number; fixed: they never change once the job runs."
+        ),
     )
     batch: BatchRule = Field(
         default=BatchRule.PADDED,

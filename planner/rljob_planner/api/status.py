@@ -166,9 +166,29 @@ class MovePhase(StrEnum):
 
     ANNOUNCE = "Announce"
     DRAIN = "Drain"
+    CHECKPOINT = "Checkpoint"
     SHRINK = "Shrink"
     GROW = "Grow"
     VERIFY = "Verify"
+
+
+class MoveCause(StrEnum):
+    """What a move was started for."""
+
+    DECISION = "Decision"
+    """It saves time (or cost) over the run."""
+    SPEC_CHANGE = "SpecChange"
+    """The split in force no longer kept an edited spec, or left a raised budget unused."""
+
+
+class KeptPod(ApiModel):
+    """A pod of a side that shrinks which is to stay."""
+
+    pod: str
+    """Name of the pod."""
+    running: int | None = Field(
+        default=None, description="Samples that ran on it when the shrink began; absent if unknown."
+    )
 
 
 class MoveStatus(ApiModel):
@@ -194,6 +214,21 @@ class MoveStatus(ApiModel):
     victims: tuple[str, ...] = Field(default=(), description="Pods that the move removes.")
     waiting_for: str = Field(default="", description="What the current phase waits for, and what a person can do.")
     rolling_back: bool = Field(default=False, description="Whether the move leads back to the split before it.")
+    cause: MoveCause = Field(default=MoveCause.DECISION, description="Decision or SpecChange.")
+    restart: bool = Field(
+        default=False,
+        description="Whether all trainer pods go, after a checkpoint, and come again in their new number.",
+    )
+    unmeasured: bool = Field(
+        default=False,
+        description="Whether no acknowledgement could be read when the move started, so that none is insisted on.",
+    )
+    kept: tuple[KeptPod, ...] = Field(
+        default=(), description="Pods of the side that shrinks which are to stay, as they were when the shrink began."
+    )
+    held_since: str | None = Field(
+        default=None, description="Since when the move stands still because another autoscaler scales a child."
+    )
     policy_version_at_start: int | None = Field(default=None, description="Policy version when the move started.")
     period_at_start: float | None = Field(default=None, description="Observed period before the move, in seconds.")
 
@@ -209,6 +244,10 @@ class MoveHistory(ApiModel):
     cost_seconds: float | None = Field(default=None, description="Measured cost of a move in seconds of lost progress.")
     moves: int = 0
     """Moves that were committed."""
+    lost_samples: int = Field(
+        default=0,
+        description="Samples that ran on pods which went in a shrink though they were to stay, as far as known.",
+    )
 
 
 class DecisionCode(StrEnum):
@@ -218,6 +257,8 @@ class DecisionCode(StrEnum):
     MOVE = "Move"
     MOVE_COMMITTED = "MoveCommitted"
     MOVE_ROLLED_BACK = "MoveRolledBack"
+    SPEC_CHANGED = "SpecChanged"
+    BUDGET_RAISED = "BudgetRaised"
     LOWER_CAP = "LowerCap"
     RAISE_CAP = "RaiseCap"
     AT_OPTIMUM = "AtOptimum"
@@ -340,6 +381,10 @@ class RLJobStatus(ApiModel):
     layout_generation: int = Field(default=0, description="Generation of the layout published last.")
     stopping_since: str | None = Field(
         default=None, description="When the job began to give up its GPUs, because it is suspended or complete."
+    )
+    completed_version: int | None = Field(
+        default=None,
+        description="Policy version at which the run was complete; a spec.workload.steps above it resumes the run.",
     )
     observed: ObservedStatus | None = None
     """What the metrics and the API server showed last."""
