@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from rljob_operator.explain import ExplanationJson
 from rljob_planner._calibration_json import CalibrationJson
 from rljob_planner._compare_json import ComparisonJson
 from rljob_planner._diagnosis_json import DiagnosisJson
@@ -33,6 +34,7 @@ SCHEMAS: dict[str, tuple[type[BaseModel], str]] = {
     "calibration": (CalibrationJson, "validation"),
     "lengths": (LengthsJson, "serialization"),
     "diagnosis": (DiagnosisJson, "serialization"),
+    "explanation": (ExplanationJson, "serialization"),
 }
 """File name without its ending → the model, and whether the schema is of what it reads or of what it writes."""
 

@@ -19,6 +19,7 @@ from rljob_operator.cli import calibrate as calibrate_command
 from rljob_operator.cli import compare as compare_command
 from rljob_operator.cli import completion as completion_command
 from rljob_operator.cli import diagnose as diagnose_command
+from rljob_operator.cli import explain as explain_command
 from rljob_operator.cli import latency as latency_command
 from rljob_operator.cli import lengths as lengths_command
 from rljob_operator.cli import operator as operator_commands
@@ -34,7 +35,7 @@ EXIT_CODES = (
     "3 the input is right, but no split of these GPUs can run it."
 )
 
-PLANNING, MEASURING, OTHER = "Planning", "Measuring", "Everything else"
+PLANNING, MEASURING, RUNNING, OTHER = "Planning", "Measuring", "Running jobs", "Everything else"
 """How help sorts the commands."""
 
 app = typer.Typer(
@@ -58,6 +59,7 @@ for panel, function, shown in (
     (MEASURING, diagnose_command.diagnose, diagnose_command.EXAMPLES),
     (MEASURING, latency_command.latency, latency_command.EXAMPLES),
     (MEASURING, validate_command.validate, validate_command.EXAMPLES),
+    (RUNNING, explain_command.explain, explain_command.EXAMPLES),
     (OTHER, completion_command.completion, completion_command.EXAMPLES),
 ):
     app.command(function.__name__, rich_help_panel=panel, epilog=examples(*shown))(function)

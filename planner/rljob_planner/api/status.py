@@ -264,6 +264,7 @@ class DecisionCode(StrEnum):
     AT_OPTIMUM = "AtOptimum"
     GAIN_TOO_SMALL = "GainTooSmall"
     NOT_WORTH_COST = "NotWorthCost"
+    UNCERTAIN = "Uncertain"
     NOT_PERSISTED = "NotPersisted"
     COOLDOWN = "Cooldown"
     BACK_OFF = "BackOff"
@@ -273,6 +274,7 @@ class DecisionCode(StrEnum):
     RECOMMEND_ONLY = "RecommendOnly"
     INITIAL_ONLY = "InitialOnly"
     TRAINER_FIXED = "TrainerFixed"
+    SIDE_BROKEN = "SideBroken"
     NOTHING_PLACEABLE = "NothingPlaceable"
 
 

@@ -1,0 +1,458 @@
+"""Why the split is what it is: which limit binds now, what a move would gain, cost and need, and what would unblock it. Pure.
+
+Everything is read from the RLJob alone, spec and status, since that is what a person has at hand when the cluster is in trouble:
+no Prometheus and no planner is asked. What the status does not say is left out rather than guessed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from enum import StrEnum
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+
+from rljob_operator import story
+from rljob_planner.api.spec import Bound, RebalanceMode, Resize, RLJobSpec
+from rljob_planner.api.status import Condition, ConditionType, DecisionCode, DecisionStatus, Phase, RLJobStatus
+from rljob_planner.durations import seconds
+
+
+class Limit(StrEnum):
+    """What may hold a job at its present split."""
+
+    SPEC = "Spec"
+    STOPPED = "Stopped"
+    START = "Start"
+    MOVE = "Move"
+    BROKEN_SIDE = "BrokenSide"
+    AUTOSCALER = "Autoscaler"
+    OTHER_JOB = "OtherJob"
+    PLACEMENT = "Placement"
+    METRICS = "Metrics"
+    MODE = "Mode"
+    STALENESS = "Staleness"
+    KV_ROOM = "KvRoom"
+    MINIMA = "Minima"
+    COOLDOWN = "Cooldown"
+    UNCERTAINTY = "Uncertainty"
+    COST = "Cost"
+    BALANCE = "Balance"
+
+
+class _Json(BaseModel):
+    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True)
+
+
+class LimitJson(_Json):
+    """One limit."""
+
+    limit: Limit = Field(description="Its name.")
+    binds: bool = Field(
+        description="Whether it is what keeps the split as it is now; others only shape what may be chosen."
+    )
+    why: str = Field(description="What holds, with the numbers.")
+    unblock: str | None = Field(description="What a person can do about it; null: nothing needs to be done.")
+
+
+class OutlookJson(_Json):
+    """The move that the operator has in mind."""
+
+    from_split: str | None = Field(alias="from", description="The split in force.")
+    to_split: str = Field(alias="to", description="The split that is wished.")
+    gain: float | None = Field(description="Predicted gain as a fraction of the period.")
+    gain_uncertainty: float | None = Field(description="Its standard error.")
+    saving_seconds: float | None = Field(description="What it saves over the steps that remain, in seconds.")
+    cost_seconds: float | None = Field(description="What the move costs, in seconds of lost progress.")
+    pays_back_steps: int | None = Field(description="Steps after which it has paid for itself.")
+    needs: list[str] = Field(description="What has to happen before it starts, or in it.")
+
+
+class PastMoveJson(_Json):
+    """A move that ended."""
+
+    at: str = Field(description="When it ended.")
+    from_split: str | None = Field(alias="from", description="The split before.")
+    to_split: str | None = Field(alias="to", description="The split after.")
+    committed: bool = Field(description="Whether it was committed; false: it was rolled back.")
+    why: str | None = Field(description="Why it was started, or rolled back.")
+    predicted_gain: float | None = Field(description="Predicted gain as a fraction of the period.")
+    measured_gain: float | None = Field(description="Measured gain as a fraction of the period.")
+    cost_seconds: float | None = Field(description="What it cost, in seconds of lost progress.")
+
+
+class KnownJson(_Json):
+    """What decisions rest on."""
+
+    sampler_factor: float | None = Field(
+        description="Measured over predicted speed of the samplers; null: not measured."
+    )
+    trainer_factor: float | None = Field(
+        description="Measured over predicted speed of the trainers; null: not measured."
+    )
+    residual: float | None = Field(description="Relative error that the calibrated model is left with.")
+    response_tokens_mean: float | None = Field(description="Mean response length in tokens.")
+    steps_made: int | None = Field(description="Policy version published last.")
+    steps_total: int = Field(description="Steps of the run.")
+    period_seconds: float | None = Field(description="Measured period.")
+    planned_period_seconds: float | None = Field(
+        description="Planned period of the split in force, or of the one recommended."
+    )
+    sources: list[str] = Field(description="What the plan rests on besides the spec.")
+
+
+class ExplanationJson(_Json):
+    """Why a job's split is what it is."""
+
+    name: str = Field(description="Name of the RLJob.")
+    namespace: str | None = Field(description="Its namespace.")
+    phase: Phase = Field(description="Where it stands in its life.")
+    mode: RebalanceMode = Field(description="What the operator may do to the split.")
+    split: str | None = Field(description="The split in force; null: there is none.")
+    summary: str = Field(description="What the job does, and what was done to its split.")
+    next: str = Field(description="What comes next.")
+    limits: list[LimitJson] = Field(description="What holds the split, the binding one first.")
+    move: OutlookJson | None = Field(description="The move that the operator has in mind; null: none.")
+    moves: list[PastMoveJson] = Field(description="Moves that ended, as far as the status keeps them, the newest last.")
+    known: KnownJson = Field(description="What decisions rest on.")
+
+
+OF_CODE: Mapping[DecisionCode, tuple[Limit, str | None]] = {
+    DecisionCode.INITIAL_PLAN: (Limit.START, None),
+    DecisionCode.MOVE: (Limit.MOVE, None),
+    DecisionCode.MOVE_COMMITTED: (Limit.UNCERTAINTY, None),
+    DecisionCode.MOVE_ROLLED_BACK: (
+        Limit.COOLDOWN,
+        "remove what the roll-back names; the move is tried again by itself",
+    ),
+    DecisionCode.SPEC_CHANGED: (Limit.SPEC, None),
+    DecisionCode.BUDGET_RAISED: (Limit.MOVE, None),
+    DecisionCode.LOWER_CAP: (Limit.STALENESS, "nothing, if staleness.max is what the method tolerates; else raise it"),
+    DecisionCode.RAISE_CAP: (Limit.STALENESS, None),
+    DecisionCode.AT_OPTIMUM: (Limit.BALANCE, None),
+    DecisionCode.GAIN_TOO_SMALL: (
+        Limit.UNCERTAINTY,
+        "nothing; state rebalance.minGain to move for less (or only for more)",
+    ),
+    DecisionCode.UNCERTAIN: (Limit.UNCERTAINTY, "nothing: more steps are being measured"),
+    DecisionCode.NOT_WORTH_COST: (Limit.COST, "nothing: a move would come too late in the run, or costs too much"),
+    DecisionCode.NOT_PERSISTED: (Limit.UNCERTAINTY, "nothing: it moves if the next decisions agree"),
+    DecisionCode.COOLDOWN: (Limit.COOLDOWN, "nothing: it ends by itself; rebalance.cooldown states another pause"),
+    DecisionCode.BACK_OFF: (Limit.COOLDOWN, "remove what the roll-back names; the move is tried again by itself"),
+    DecisionCode.METRICS_UNKNOWN: (Limit.METRICS, "what the condition MetricsAvailable says"),
+    DecisionCode.NOT_READY: (Limit.BROKEN_SIDE, "what the conditions Ready and Scheduled say"),
+    DecisionCode.SETTLING: (Limit.UNCERTAINTY, None),
+    DecisionCode.RECOMMEND_ONLY: (Limit.MODE, "set rebalance.mode to Auto, to let the operator do it"),
+    DecisionCode.INITIAL_ONLY: (Limit.MODE, "set rebalance.mode to Auto, to let the operator do it"),
+    DecisionCode.TRAINER_FIXED: (Limit.MINIMA, "set trainer.resize to elastic, or restart, if the trainer can follow"),
+    DecisionCode.SIDE_BROKEN: (Limit.BROKEN_SIDE, "repair the pods that the condition Degraded names"),
+    DecisionCode.NOTHING_PLACEABLE: (
+        Limit.PLACEMENT,
+        "what the decision names: free GPUs, or lower what the spec asks for",
+    ),
+}
+"""Which limit a decision shows, and what a person can do about it."""
+
+OF_REASON: Mapping[str, Limit] = {
+    "Unschedulable": Limit.PLACEMENT,
+    "QuotaExceeded": Limit.PLACEMENT,
+    "DoesNotFit": Limit.PLACEMENT,
+    "NothingFeasible": Limit.PLACEMENT,
+    "WaitingForBudget": Limit.PLACEMENT,
+    "PodsBroken": Limit.BROKEN_SIDE,
+    "MoveStuck": Limit.MOVE,
+    "CalibrationPegged": Limit.UNCERTAINTY,
+}
+"""Which limit the reason of a condition shows; of others their message says enough."""
+
+_WAITS = frozenset(
+    {
+        DecisionCode.NOT_PERSISTED,
+        DecisionCode.COOLDOWN,
+        DecisionCode.BACK_OFF,
+        DecisionCode.UNCERTAIN,
+        DecisionCode.GAIN_TOO_SMALL,
+        DecisionCode.NOT_WORTH_COST,
+        DecisionCode.RECOMMEND_ONLY,
+        DecisionCode.INITIAL_ONLY,
+        DecisionCode.TRAINER_FIXED,
+        DecisionCode.MOVE,
+        DecisionCode.BUDGET_RAISED,
+        DecisionCode.SPEC_CHANGED,
+    }
+)
+"""Codes of a decision that has another split in mind."""
+
+_NEAR = 0.95
+"""Share of a limit from which on it is said to shape the split."""
+
+_FULL_KV = 0.9
+"""Share of the KV room in use from which on samples wait for room or are preempted."""
+
+
+def explain(name: str, namespace: str | None, spec: RLJobSpec, status: RLJobStatus) -> ExplanationJson:
+    """Why the split of a job is what it is, from its spec and its status."""
+    found = list(_limits(spec, status))
+    first = next((limit for limit in found if limit.binds), None)
+    # One limit binds: what comes after it would bind only once it is gone.
+    limits = [
+        *([first] if first else []),
+        *(each.model_copy(update={"binds": False}) for each in found if each is not first),
+    ]
+    plan, observed, calibration = status.plan, status.observed, status.calibration
+    measured = calibration is not None and calibration.observations > 0
+    return ExplanationJson(
+        name=name,
+        namespace=namespace,
+        phase=status.phase,
+        mode=spec.rebalance.mode,
+        split=None if status.split is None else status.split.label(),
+        summary=story.summary(spec, status),
+        next=story.next_step(spec, status),
+        limits=limits,
+        move=_outlook(spec, status),
+        moves=[_past(status, d) for d in status.decisions if d.code in _ENDS],
+        known=KnownJson(
+            sampler_factor=calibration.sampler_factor if calibration and measured else None,
+            trainer_factor=calibration.trainer_factor if calibration and measured else None,
+            residual=None if calibration is None else calibration.residual,
+            response_tokens_mean=None if observed is None else observed.response_tokens_mean,
+            steps_made=None if observed is None else observed.policy_version,
+            steps_total=spec.workload.steps,
+            period_seconds=None if observed is None else observed.period_seconds,
+            planned_period_seconds=None if plan is None else plan.period.mean,
+            sources=[] if plan is None else list(plan.sources),
+        ),
+    )
+
+
+_ENDS = (DecisionCode.MOVE_COMMITTED, DecisionCode.MOVE_ROLLED_BACK)
+
+
+def _limits(spec: RLJobSpec, status: RLJobStatus) -> Iterator[LimitJson]:
+    """What holds the split, in the order in which it would be asked: what stops everything first, what only shapes it last."""
+    yield from _stopped(spec, status)
+    yield from _of_conditions(status)
+    move = status.rebalance
+    if move is not None:
+        why = f"a move to {move.to_split.label()} is under way, in {move.phase.value} since {move.phase_since}"
+        yield _binding(Limit.MOVE, why, move.waiting_for or None)
+    last = story.last_decision(status)
+    if last is not None and status.split is not None:
+        limit, unblock = OF_CODE.get(last.code, (Limit.BALANCE, None))
+        yield _binding(limit, last.message, unblock)
+    yield from _shaping(spec, status)
+
+
+def _stopped(spec: RLJobSpec, status: RLJobStatus) -> Iterator[LimitJson]:
+    if status.phase is Phase.COMPLETE:
+        yield _binding(
+            Limit.STOPPED, "the run has made all its steps", "raise workload.steps to go on, or delete the job"
+        )
+    elif spec.suspend:
+        yield _binding(Limit.STOPPED, "spec.suspend is true, so the job holds no GPUs", "set spec.suspend to false")
+
+
+def _of_conditions(status: RLJobStatus) -> Iterator[LimitJson]:
+    """Conditions that are not as wished, in the order of harm; each message ends in what to do."""
+    for kind, fallback in (
+        (ConditionType.PLANNED, Limit.SPEC),
+        (ConditionType.DEGRADED, Limit.BROKEN_SIDE),
+        (ConditionType.SCHEDULED, Limit.PLACEMENT),
+        (ConditionType.METRICS_AVAILABLE, Limit.METRICS),
+        (ConditionType.WITHIN_STALENESS, Limit.STALENESS),
+    ):
+        found = story.condition_of(status, kind)
+        if found is None or found.status != ("True" if kind is ConditionType.DEGRADED else "False"):
+            continue
+        if found.reason in ("WaitingForPods", "Stopped", "Suspending"):
+            continue
+        what, _, remedy = found.message.partition(": ")
+        limit = _limit_of(found, fallback)
+        # A pegged factor is said beside the decision, which goes on; staleness over its limit ends in a decision of its own.
+        binds = found.reason != "CalibrationPegged" and kind is not ConditionType.WITHIN_STALENESS
+        yield LimitJson(
+            limit=limit,
+            binds=binds,
+            why=f"{kind.value}={found.status} ({found.reason}): {what}",
+            unblock=remedy or None,
+        )
+
+
+def _limit_of(found: Condition, fallback: Limit) -> Limit:
+    if "Autoscaler" in found.reason:
+        return Limit.AUTOSCALER
+    if "OtherJob" in found.reason or "Reserved" in found.reason:
+        return Limit.OTHER_JOB
+    return OF_REASON.get(found.reason, fallback)
+
+
+def _shaping(spec: RLJobSpec, status: RLJobStatus) -> Iterator[LimitJson]:
+    """Limits that shape which split is best, whether or not one is being changed."""
+    split, plan, observed = status.split, status.plan, status.observed
+    if (
+        plan is not None
+        and spec.staleness.bound is not Bound.NONE
+        and plan.staleness.mean >= _NEAR * spec.staleness.mean_limit > 0
+    ):
+        yield _shape(
+            Limit.STALENESS,
+            f"planned mean staleness {plan.staleness.mean:.2f} is at its limit of {spec.staleness.mean_limit:g}, so the in-flight cap "
+            f"is {plan.split.in_flight} samples",
+            "raise staleness.max, if the method tolerates it: more samples in flight keep samplers fuller",
+        )
+    if observed is not None and observed.kv_usage is not None and observed.kv_usage >= _FULL_KV:
+        yield _shape(
+            Limit.KV_ROOM,
+            f"the samplers' KV room is {observed.kv_usage:.0%} full, so samples wait for room",
+            "use wider sampler replicas (sampler.gpusPerReplica), or an fp8 KV cache (model.kvCache)",
+        )
+    if plan is not None and plan.placeable_gpus < spec.gpus:
+        yield _shape(
+            Limit.PLACEMENT,
+            f"the nodes can hold {plan.placeable_gpus} GPUs of the budget of {spec.gpus}",
+            "free or add nodes that spec.nodes selects, or lower spec.gpus",
+        )
+    if split is not None:
+        yield from _minima(spec, split.samplers.replicas, split.trainers.replicas)
+    calibration = status.calibration
+    if split is not None and (calibration is None or calibration.observations == 0):
+        yield _shape(
+            Limit.UNCERTAINTY, "nothing of this run is measured yet, so the plan rests on the model alone", None
+        )
+    elif calibration is not None and calibration.residual is not None and calibration.residual > 0.1:
+        yield _shape(
+            Limit.UNCERTAINTY,
+            f"the calibrated model is still off by {calibration.residual:.0%}, so small gains can't be told from noise",
+            "look with rljob diagnose where the time goes",
+        )
+    if spec.rebalance.mode is not RebalanceMode.AUTO:
+        yield _shape(
+            Limit.MODE,
+            f"rebalance.mode is {spec.rebalance.mode.value}, so the operator moves nothing by itself",
+            "give templates instead of targetRef, and write rebalance.mode: Auto"
+            if spec.adopts
+            else "write rebalance.mode: Auto",
+        )
+    if plan is not None and plan.bottleneck:
+        yield _shape(Limit.BALANCE, f"the planned period is bound by {plan.bottleneck}", None)
+
+
+def _minima(spec: RLJobSpec, samplers: int, trainers: int) -> Iterator[LimitJson]:
+    for role, replicas, side in (("sampler", samplers, spec.sampler), ("trainer", trainers, spec.trainer)):
+        if replicas <= side.min_replicas and side.min_replicas > 1:
+            yield _shape(Limit.MINIMA, f"{replicas} {role}s are {role}.minReplicas", f"lower {role}.minReplicas")
+        if side.max_replicas is not None and replicas >= side.max_replicas:
+            yield _shape(Limit.MINIMA, f"{replicas} {role}s are {role}.maxReplicas", f"raise {role}.maxReplicas")
+    if spec.trainer.resize is Resize.FIXED:
+        yield _shape(
+            Limit.MINIMA,
+            "trainer.resize is fixed, so only samplers and the in-flight cap may change",
+            "set trainer.resize to elastic or restart, if the trainer can follow",
+        )
+
+
+def _outlook(spec: RLJobSpec, status: RLJobStatus) -> OutlookJson | None:
+    last = story.last_decision(status)
+    move = status.rebalance
+    if move is not None:
+        return OutlookJson(
+            from_split=move.from_split.label(),
+            to_split=move.to_split.label(),
+            gain=move.predicted_gain,
+            gain_uncertainty=None,
+            saving_seconds=None,
+            cost_seconds=status.moves.cost_seconds,
+            pays_back_steps=None,
+            needs=[move.waiting_for] if move.waiting_for else [],
+        )
+    if last is None or last.code not in _WAITS or last.to_split is None:
+        return None
+    gain, cost_s = last.predicted_gain, last.cost_seconds
+    period_s = last.period_seconds
+    saved_a_step_s = gain * period_s if gain and period_s else None
+    return OutlookJson(
+        from_split=None if last.from_split is None else last.from_split.label(),
+        to_split=last.to_split.label(),
+        gain=gain,
+        gain_uncertainty=_extra(last, "uncertainty"),
+        saving_seconds=_saving_s(spec, status, last, saved_a_step_s),
+        cost_seconds=cost_s,
+        pays_back_steps=None
+        if cost_s is None or not saved_a_step_s or saved_a_step_s <= 0
+        else int(cost_s / saved_a_step_s) + 1,
+        needs=list(_needs(spec, status, last)),
+    )
+
+
+def _extra(decision: DecisionStatus, field: str) -> float | None:
+    value = getattr(decision, field, None)
+    return None if value is None else float(value)
+
+
+def _saving_s(spec: RLJobSpec, status: RLJobStatus, last: DecisionStatus, a_step_s: float | None) -> float | None:
+    said = _extra(last, "saving_seconds")
+    if said is not None:
+        return said
+    version = None if status.observed is None else status.observed.policy_version
+    return None if a_step_s is None or version is None else a_step_s * max(0, spec.workload.steps - version)
+
+
+def _needs(spec: RLJobSpec, status: RLJobStatus, last: DecisionStatus) -> Iterator[str]:
+    """What has to happen before the wished move starts, and in it."""
+    if spec.rebalance.mode is not RebalanceMode.AUTO:
+        yield "somebody who does it: the operator only recommends in this mode"
+    if last.code is DecisionCode.NOT_PERSISTED:
+        yield f"more decisions that agree; they come every {spec.rebalance.interval}"
+    if last.code is DecisionCode.COOLDOWN and status.moves.last_ended_at is not None:
+        yield f"the pause since the last move, which ended at {status.moves.last_ended_at}"
+    if last.code is DecisionCode.BACK_OFF and status.moves.not_before is not None:
+        yield f"the pause after the roll-back, until {status.moves.not_before}"
+    if last.from_split is not None and last.to_split is not None:
+        for role, before, after in (
+            ("sampler", last.from_split.samplers.gpus, last.to_split.samplers.gpus),
+            ("trainer", last.from_split.trainers.gpus, last.to_split.trainers.gpus),
+        ):
+            if after < before:
+                drained = f", drained for at most {spec.sampler.drain_timeout}" if role == "sampler" else ""
+                yield f"{before - after} GPUs that {role}s give up{drained}"
+    phases = getattr(status.moves, "phases", None)
+    took = [v for v in phases.model_dump().values() if v is not None] if phases is not None else []
+    if took:
+        yield f"about {seconds(sum(took))}, as earlier moves of this job took"
+
+
+def _past(status: RLJobStatus, end: DecisionStatus) -> PastMoveJson:
+    committed = end.code is DecisionCode.MOVE_COMMITTED
+    return PastMoveJson(
+        at=end.at,
+        from_split=None if end.from_split is None else end.from_split.label(),
+        to_split=None if end.to_split is None else end.to_split.label(),
+        committed=committed,
+        why=story.reason_of(status, end) if committed else end.message,
+        predicted_gain=end.predicted_gain,
+        measured_gain=end.measured_gain,
+        cost_seconds=end.cost_seconds,
+    )
+
+
+def _binding(limit: Limit, why: str, unblock: str | None) -> LimitJson:
+    return LimitJson(limit=limit, binds=True, why=why, unblock=unblock)
+
+
+def _shape(limit: Limit, why: str, unblock: str | None) -> LimitJson:
+    return LimitJson(limit=limit, binds=False, why=why, unblock=unblock)
+
+
+def explanation_of(document: Mapping[str, Any]) -> ExplanationJson:
+    """The explanation of an RLJob as the API server shows it.
+
+    Raises InvalidJobError if its spec can't be read, pydantic.ValidationError if its status is of another version.
+    """
+    from rljob_planner.api.reading import read_job
+
+    job = read_job({key: document[key] for key in document if key != "status"})
+    status: RLJobStatus = RLJobStatus.model_validate(document.get("status") or {})
+    metadata = document.get("metadata") or {}
+    return explain(str(metadata.get("name", "")), metadata.get("namespace"), job.spec, status)
