@@ -11,10 +11,12 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from rljob_operator.drift import edited_fields, stamped, workload_differs
-from rljob_operator.gate import ROLE_LABEL, SAMPLER, TRAINER, UID_LABEL
+from rljob_operator.companions import companion_trials
+from rljob_operator.drift import edited_fields, workload_differs
+from rljob_operator.gate import SAMPLER, TRAINER
 from rljob_operator.layout import DEFAULT_PORT, LAYOUT_FILE, first_port
-from rljob_operator.template import TemplateError, labels_of, pod_template, template_notes
+from rljob_operator.owned import head, selector_of, service_port, stamped_object
+from rljob_operator.template import TemplateError, pod_template, template_notes
 from rljob_planner.api.spec import RLJob, TrainerKind
 from rljob_planner.split import Split
 
@@ -89,7 +91,7 @@ def trainer_workload(job: RLJob, split: Split, replicas: int) -> dict[str, Any]:
     """
     if job.spec.trainer.kind is TrainerKind.DEPLOYMENT:
         return _deployment(job, TRAINER, split, replicas)
-    return _stamped(
+    return stamped_object(
         job,
         TRAINER,
         "apps/v1",
@@ -103,7 +105,7 @@ def trainer_workload(job: RLJob, split: Split, replicas: int) -> dict[str, Any]:
                 "revisionHistoryLimit": 2,
                 "minReadySeconds": 0,
                 "updateStrategy": {"type": "RollingUpdate"},
-                "selector": {"matchLabels": _selector(job, TRAINER)},
+                "selector": {"matchLabels": selector_of(job, TRAINER)},
                 "template": _checked_template(job, TRAINER, split),
             }
         },
@@ -112,7 +114,7 @@ def trainer_workload(job: RLJob, split: Split, replicas: int) -> dict[str, Any]:
 
 def layout_config_map(job: RLJob, text: str) -> dict[str, Any]:
     """The ConfigMap that holds ``layout.json``; mounted as a directory, so that it follows changes."""
-    return {**_head(job, None, "v1", "ConfigMap", layout_name(job)), "data": {LAYOUT_FILE: text}}
+    return {**head(job, None, "v1", "ConfigMap", layout_name(job)), "data": {LAYOUT_FILE: text}}
 
 
 def services(job: RLJob) -> tuple[dict[str, Any], ...]:
@@ -122,23 +124,23 @@ def services(job: RLJob) -> tuple[dict[str, Any], ...]:
     """
     samplers: dict[str, Any] = {
         "clusterIP": "None",
-        "selector": _selector(job, SAMPLER),
-        "ports": [_service_port(first_port(job.spec.sampler.template.get("spec") or {}, DEFAULT_PORT), "http")],
+        "selector": selector_of(job, SAMPLER),
+        "ports": [service_port(first_port(job.spec.sampler.template.get("spec") or {}, DEFAULT_PORT), "http")],
     }
     trainers: dict[str, Any] = {
         "clusterIP": "None",
         "publishNotReadyAddresses": True,
-        "selector": _selector(job, TRAINER),
-        "ports": [_service_port(int(rendezvous(job).rpartition(":")[2]), "rendezvous")],
+        "selector": selector_of(job, TRAINER),
+        "ports": [service_port(int(rendezvous(job).rpartition(":")[2]), "rendezvous")],
     }
     return (
-        _stamped(job, SAMPLER, "v1", "Service", samplers_name(job), {"spec": samplers}),
-        _stamped(job, TRAINER, "v1", "Service", trainers_name(job), {"spec": trainers}),
+        stamped_object(job, SAMPLER, "v1", "Service", samplers_name(job), {"spec": samplers}),
+        stamped_object(job, TRAINER, "v1", "Service", trainers_name(job), {"spec": trainers}),
     )
 
 
 def trial_pods(job: RLJob, split: Split) -> tuple[dict[str, Any], ...]:
-    """One Pod a role, samplers' first, for a server-side dry run (create, ``dryRun=All``, ``fieldValidation=Strict``).
+    """One Pod a role, samplers' first and companions' last, for a server-side dry run (create, ``dryRun=All``, ``fieldValidation=Strict``).
 
     A Deployment's dry run skips pod admission, so a pod is tried before anything is created. The trial pods carry the budget
     gate like all others: even if one came to exist, it would never be scheduled. Raises TemplateError.
@@ -146,12 +148,12 @@ def trial_pods(job: RLJob, split: Split) -> tuple[dict[str, Any], ...]:
     pods = []
     for role in (SAMPLER, TRAINER):
         template = _checked_template(job, role, split)
-        head = _head(job, role, "v1", "Pod", f"{job.metadata['name']}-trial-{role}")
-        pods.append({**head, "metadata": {**template["metadata"], **head["metadata"]}, "spec": template["spec"]})
+        own = head(job, role, "v1", "Pod", f"{job.metadata['name']}-trial-{role}")
+        pods.append({**own, "metadata": {**template["metadata"], **own["metadata"]}, "spec": template["spec"]})
         # A generated name can't be taken by a pod of somebody else.
         pods[-1]["metadata"]["generateName"] = pods[-1]["metadata"].pop("name") + "-"
         pods[-1]["metadata"]["labels"] = template["metadata"]["labels"]
-    return tuple(pods)
+    return (*pods, *companion_trials(job))
 
 
 def another_autoscaler(hpas: Iterable[Mapping[str, Any]], name: str) -> str | None:
@@ -167,7 +169,7 @@ def another_autoscaler(hpas: Iterable[Mapping[str, Any]], name: str) -> str | No
 
 
 def _deployment(job: RLJob, role: str, split: Split, replicas: int) -> dict[str, Any]:
-    return _stamped(
+    return stamped_object(
         job,
         role,
         "apps/v1",
@@ -180,7 +182,7 @@ def _deployment(job: RLJob, role: str, split: Split, replicas: int) -> dict[str,
                 "minReadySeconds": 0,
                 "progressDeadlineSeconds": _PROGRESS_DEADLINE_S,
                 "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": "25%"}},
-                "selector": {"matchLabels": _selector(job, role)},
+                "selector": {"matchLabels": selector_of(job, role)},
                 "template": _checked_template(job, role, split),
             }
         },
@@ -195,41 +197,3 @@ def _checked_template(job: RLJob, role: str, split: Split) -> dict[str, Any]:
             f"digits and dashes, a letter first"
         )
     return pod_template(job, role, split)
-
-
-def _selector(job: RLJob, role: str) -> dict[str, str]:
-    # The uid, not the name: pods of an earlier job of the same name, still terminating, are none of ours.
-    return {UID_LABEL: str(job.metadata["uid"]), ROLE_LABEL: role}
-
-
-def _service_port(port: int, name: str) -> dict[str, Any]:
-    return {"name": name, "port": port, "targetPort": port, "protocol": "TCP"}
-
-
-def _stamped(job: RLJob, role: str, api_version: str, kind: str, name: str, body: Mapping[str, Any]) -> dict[str, Any]:
-    return stamped({**_head(job, role, api_version, kind, name), **body})
-
-
-def _head(job: RLJob, role: str | None, api_version: str, kind: str, name: str) -> dict[str, Any]:
-    labels = labels_of(job, role or "")
-    if role is None:
-        del labels[ROLE_LABEL]
-    return {
-        "apiVersion": api_version,
-        "kind": kind,
-        "metadata": {
-            "name": name,
-            "namespace": str(job.metadata["namespace"]),
-            "labels": labels,
-            "ownerReferences": [
-                {
-                    "apiVersion": job.api_version,
-                    "kind": job.kind,
-                    "name": str(job.metadata["name"]),
-                    "uid": str(job.metadata["uid"]),
-                    "controller": True,
-                    "blockOwnerDeletion": True,
-                }
-            ],
-        },
-    }

@@ -61,7 +61,7 @@ def pod_template(job: RLJob, role: str, split: Split) -> dict[str, Any]:
 
 def _pod_template(job: RLJob, role: str, split: Split) -> dict[str, Any]:
     template = template_of(job.spec, role)
-    _refuse(role, template)
+    refuse(f"spec.{role}.template", template)
     metadata = template.get("metadata") or {}
     spec: dict[str, Any] = {**template["spec"]}
     where = f"spec.{role}.template"
@@ -70,10 +70,9 @@ def _pod_template(job: RLJob, role: str, split: Split) -> dict[str, Any]:
     if spec.get("initContainers"):
         spec["initContainers"] = [_container(job, role, split, c) for c in spec["initContainers"]]
     spec["schedulingGates"] = [g for g in spec.get("schedulingGates") or () if g.get("name") != GATE] + [{"name": GATE}]
-    layout = {"name": LAYOUT_VOLUME, "configMap": {"name": f"{job.metadata['name']}-layout", "optional": False}}
-    spec["volumes"] = [*(spec.get("volumes") or ()), layout]
+    spec["volumes"] = [*(spec.get("volumes") or ()), layout_volume(job)]
     nodes = nodes_of(job.spec, role)
-    selector = _merged(
+    selector = merged(
         spec.get("nodeSelector") or {}, nodes.selector, f"{where}.spec.nodeSelector", "the selector of the role's nodes"
     )
     if selector:
@@ -84,7 +83,7 @@ def _pod_template(job: RLJob, role: str, split: Split) -> dict[str, Any]:
         # A sampler that an eviction takes may finish its samples as one may that a move takes. An engine that has nothing
         # to finish exits at once, so the long period costs nothing then.
         spec["terminationGracePeriodSeconds"] = math.ceil(job.spec.sampler.drain_timeout_s) + _DRAIN_MARGIN_S
-    labels = _merged(
+    labels = merged(
         metadata.get("labels") or {}, labels_of(job, role), f"{where}.metadata.labels", "the operator's labels"
     )
     result: dict[str, Any] = {"metadata": {"labels": labels}, "spec": spec}
@@ -160,8 +159,8 @@ def replica_gpus(split: Split, role: str) -> int:
     return split.samplers.gpus_per_replica if role == SAMPLER else split.trainers.gpus_per_replica
 
 
-def _refuse(role: str, template: Mapping[str, Any]) -> None:
-    where = f"spec.{role}.template"
+def refuse(where: str, template: Mapping[str, Any]) -> None:
+    """Raises TemplateError for what no pod of a job may say; ``where`` is the template's path in the RLJob."""
     spec = template.get("spec")
     if not isinstance(spec, Mapping) or not spec.get("containers"):
         raise TemplateError(
@@ -182,41 +181,53 @@ def _refuse(role: str, template: Mapping[str, Any]) -> None:
         )
 
 
+def layout_volume(job: RLJob) -> dict[str, Any]:
+    """The volume with the layout ConfigMap, for a pod spec."""
+    return {"name": LAYOUT_VOLUME, "configMap": {"name": f"{job.metadata['name']}-layout", "optional": False}}
+
+
 def _container(job: RLJob, role: str, split: Split, container: Mapping[str, Any]) -> dict[str, Any]:
     where = f"spec.{role}.template, container {container.get('name')}"
-    ours = _environment(job, role, split)
+    values = base_environment(job, role)
+    if role == SAMPLER:
+        values["RLJOB_TENSOR_PARALLEL"] = str(split.samplers.tensor_parallel)
+        values["RLJOB_MAX_RUNNING"] = str(split.samplers.max_running)
+    return with_layout(where, with_environment(where, container, values))
+
+
+def base_environment(job: RLJob, role: str) -> dict[str, str]:
+    """The environment that every container of a job sees."""
+    return {
+        "RLJOB_NAME": str(job.metadata["name"]),
+        "RLJOB_NAMESPACE": str(job.metadata["namespace"]),
+        "RLJOB_ROLE": role,
+        "RLJOB_UID": str(job.metadata["uid"]),
+    }
+
+
+def with_environment(where: str, container: Mapping[str, Any], values: Mapping[str, str]) -> dict[str, Any]:
+    """The container with variables that the template may not set itself; raises TemplateError, which names ``where``."""
     env = list(container.get("env") or ())
     counts = Counter(str(variable.get("name")) for variable in env)
-    taken = sorted(counts.keys() & {variable["name"] for variable in ours})
+    taken = sorted(counts.keys() & values.keys())
     if taken:
         raise TemplateError(f"{where} sets {', '.join(taken)}, which the operator sets by itself: remove it")
     twice = sorted(name for name, count in counts.items() if count > 1)
     if twice:
         raise TemplateError(f"{where} sets {', '.join(twice)} more than once: keep one")
+    # $(VAR) sees only what stands before it, so ours come first.
+    return {**container, "env": [*({"name": name, "value": value} for name, value in values.items()), *env]}
+
+
+def with_layout(where: str, container: Mapping[str, Any]) -> dict[str, Any]:
+    """The container with the layout mounted; raises TemplateError, which names ``where``, if the place is taken."""
     mounts = list(container.get("volumeMounts") or ())
     if any(str(mount.get("mountPath", "")).rstrip("/") == LAYOUT_DIRECTORY for mount in mounts):
         raise TemplateError(
             f"{where} mounts something at {LAYOUT_DIRECTORY}, where the layout goes: choose another path"
         )
-    # $(VAR) sees only what stands before it, so ours come first.
-    return {
-        **container,
-        "env": [*ours, *env],
-        "volumeMounts": [*mounts, {"name": LAYOUT_VOLUME, "mountPath": LAYOUT_DIRECTORY, "readOnly": True}],
-    }
-
-
-def _environment(job: RLJob, role: str, split: Split) -> list[dict[str, str]]:
-    values = {
-        "RLJOB_NAME": job.metadata["name"],
-        "RLJOB_NAMESPACE": job.metadata["namespace"],
-        "RLJOB_ROLE": role,
-        "RLJOB_UID": job.metadata["uid"],
-    }
-    if role == SAMPLER:
-        values["RLJOB_TENSOR_PARALLEL"] = split.samplers.tensor_parallel
-        values["RLJOB_MAX_RUNNING"] = split.samplers.max_running
-    return [{"name": name, "value": str(value)} for name, value in values.items()]
+    layout = {"name": LAYOUT_VOLUME, "mountPath": LAYOUT_DIRECTORY, "readOnly": True}
+    return {**container, "volumeMounts": [*mounts, layout]}
 
 
 def _with_gpus(job: RLJob, role: str, split: Split, container: Mapping[str, Any]) -> dict[str, Any]:
@@ -227,7 +238,8 @@ def _with_gpus(job: RLJob, role: str, split: Split, container: Mapping[str, Any]
     return {**container, "resources": resources}
 
 
-def _merged(theirs: Mapping[str, str], ours: Mapping[str, str], where: str, what: str) -> dict[str, str]:
+def merged(theirs: Mapping[str, str], ours: Mapping[str, str], where: str, what: str) -> dict[str, str]:
+    """Both together; raises TemplateError where they disagree."""
     for key, value in ours.items():
         if theirs.get(key, value) != value:
             raise TemplateError(

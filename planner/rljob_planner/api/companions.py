@@ -37,7 +37,7 @@ class Sandbox(ApiModel):
     )
 
     min_replicas: Int = Field(
-        default=1, ge=0, le=1_000_000, description="Fewest sandbox pods while the job runs; used with a template."
+        default=1, ge=1, le=1_000_000, description="Fewest sandbox pods while the job runs; used with a template."
     )
     max_replicas: Int = Field(
         ge=1,
