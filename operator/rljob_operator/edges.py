@@ -41,6 +41,8 @@ class Question:
     samples_per_prompt: int
     max_response_tokens: int | None
     """Where responses are cut off, in tokens."""
+    environment_turns: int | None = None
+    """Turns of a sample that end in its environment; None for a job without one."""
 
 
 class Observe(Protocol):
@@ -85,6 +87,7 @@ class Edges:
                 scrape_s=question.scrape_s,
                 samples_per_prompt=question.samples_per_prompt,
                 max_response_tokens=question.max_response_tokens,
+                environment_turns=question.environment_turns,
             )
 
         return cls(observe)

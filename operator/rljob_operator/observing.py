@@ -80,6 +80,7 @@ class Observer:
                 scrape_s=self._config.scrape_s,
                 samples_per_prompt=workload.samples_per_prompt,
                 max_response_tokens=workload.response_tokens.max,
+                environment_turns=None if workload.environment is None else workload.environment.turns - 1,
             ),
         )
         return True

@@ -52,6 +52,8 @@ MIN_SCRAPES = 4
 STALE_SCRAPES = 3.0
 """Age from which a sample is stale, in scrape intervals: one missed scrape is a hiccup, three are none."""
 
+ENVIRONMENT = "rljob_environment_seconds"
+
 WINDOW_PERIODS = 8.0
 """Periods that a window should span, so that a mean over it rests on more than one or two steps."""
 
@@ -76,6 +78,7 @@ async def observe(
     scrape_s: float = 15.0,
     samples_per_prompt: int = 1,
     max_response_tokens: int | None = None,
+    environment_turns: int | None = None,
 ) -> Telemetry:
     """Read all that Prometheus says about a job, at ``now`` (seconds since the epoch).
 
@@ -83,7 +86,8 @@ async def observe(
     quantities / the layout generation unknown. ``since``: when the layout in force was acknowledged (None: not yet, then
     windowed readings are missing). ``window_s``: wished window of means, rates and histograms. ``scrape_s``: the scrape
     interval; a sample older than three of them is stale. ``max_response_tokens``: where
-    responses are cut off, the upper edge of the last bin. Never raises for an unreachable or broken Prometheus: all readings
+    responses are cut off, the upper edge of the last bin. ``environment_turns``: turns of a sample that end in its environment, None for
+    a job without one, which is then not asked about. Never raises for an unreachable or broken Prometheus: all readings
     are missing then, and ``Telemetry.missing`` says what to do.
     """
     if not re.fullmatch(r"[A-Za-z0-9-]+", uid):
@@ -92,7 +96,10 @@ async def observe(
     if window < MIN_SCRAPES * scrape_s:
         window = 0.0
     horizon_s = max(4.0 * STALE_SCRAPES * scrape_s, 60.0)
-    queries = _queries(f'rljob_dev_uid="{uid}"', horizon_s, window)
+    selector = f'rljob_dev_uid="{uid}"'
+    queries = _queries(selector, horizon_s, window)
+    if environment_turns and window > 0:
+        queries |= _environment_queries(selector, horizon_s, window)
     answers = await asyncio.gather(*(prometheus.query(q, at=now) for q in queries.values()), return_exceptions=True)
     since_s = None if since is None else now - since
     nothing = Telemetry(
@@ -110,15 +117,11 @@ async def observe(
         if isinstance(answer, BaseException):
             raise answer
         rows[key] = answer
+    rows["now"] = [*rows["now"], *rows.get("environment_now", ())]
+    view = Answers(rows, now, STALE_SCRAPES * scrape_s)
     try:
-        return _read(
-            Answers(rows, now, STALE_SCRAPES * scrape_s),
-            nothing,
-            uid,
-            trainer_pods,
-            samples_per_prompt,
-            max_response_tokens,
-        )
+        telemetry = _read(view, nothing, uid, trainer_pods, samples_per_prompt, max_response_tokens)
+        return _with_environment(telemetry, view, environment_turns) if "environment_now" in rows else telemetry
     except (ArithmeticError, ValueError) as error:
         return replace(
             nothing,
@@ -150,6 +153,19 @@ def _read(
     return replace(telemetry, missing=remedies(telemetry, uid, trainer_pods=trainer_pods, anything=view.anything))
 
 
+def _with_environment(telemetry: Telemetry, view: Answers, turns: int | None) -> Telemetry:
+    """The telemetry with what samples did in their environments; a sample reports once, all of its ``turns`` together."""
+    seen, samples = view.newest(f"{ENVIRONMENT}_count"), view.number("environment_count")
+    per_sample_s = view.ratio("environment_sum", "environment_count")
+    if not turns:
+        return telemetry
+    return replace(
+        telemetry,
+        environment_turn_s=over(seen, per_sample_s).map(lambda seconds: seconds / turns),
+        environment_turns_per_s=over(seen, samples).map(lambda count: count * turns / telemetry.window_s),
+    )
+
+
 def _queries(selector: str, horizon_s: float, window_s: float) -> dict[str, str]:
     """The PromQL of every reading, by a short name; without a window only what is now."""
     queries = {
@@ -162,7 +178,7 @@ def _queries(selector: str, horizon_s: float, window_s: float) -> dict[str, str]
     w, half = f"[{_ms(window_s)}]", _ms(window_s / 2)
 
     def total(name: str, window: str = w) -> str:
-        return f"sum(max by (pod) (increase({name}{{{selector}}}{window})))"
+        return _total(name, selector, window)
 
     def buckets(name: str) -> str:
         return f"sum by (le) (max by (pod, le) (increase({name}_bucket{{{selector}}}{w})))"
@@ -197,6 +213,21 @@ def _queries(selector: str, horizon_s: float, window_s: float) -> dict[str, str]
         "latency_count": per_pod("rate", tuple(f"{name}_count" for name in TOKEN_LATENCY)),
         "generated": per_pod("rate", (GENERATED,)),
     }
+
+
+def _environment_queries(selector: str, horizon_s: float, window_s: float) -> dict[str, str]:
+    """The PromQL about environments."""
+    window = f"[{_ms(window_s)}]"
+    return {
+        "environment_now": f"{ENVIRONMENT}_count{{{selector}}}[{_ms(horizon_s)}]",
+        "environment_sum": _total(f"{ENVIRONMENT}_sum", selector, window),
+        "environment_count": _total(f"{ENVIRONMENT}_count", selector, window),
+    }
+
+
+def _total(name: str, selector: str, window: str) -> str:
+    """The increase of a counter over all pods, a pod that is scraped twice counted once."""
+    return f"sum(max by (pod) (increase({name}{{{selector}}}{window})))"
 
 
 def _ms(seconds: float) -> str:

@@ -42,6 +42,8 @@ SIGMA = 0.7
 RUNNING = 60
 ITERATION_S = 0.02
 KV_TOKENS = 400_000
+ENVIRONMENT_S, ENVIRONMENT_TURNS = 12.0, 3
+"""Seconds of a sample in its environment, all turns together, and how many those are."""
 SAMPLERS = ("s-0", "s-1", "s-2", "s-3")
 OLD_ENGINE = "s-3"
 """Its metrics have the names of an older vLLM."""
@@ -99,6 +101,7 @@ def _page(at_s: int) -> _Page:
     page.set("rljob_trained_samples_total", SAMPLES_PER_STEP * steps, "t-0")
     page.set("rljob_trained_tokens_total", math.fsum(lengths), "t-0")
     page.histogram("rljob_response_tokens", "t-0", lengths, EDGES)
+    page.histogram("rljob_environment_seconds", "t-0", [ENVIRONMENT_S] * (SAMPLES_PER_STEP * steps), (1, 10, 100))
     for pod in SAMPLERS:
         old = pod == OLD_ENGINE
         usage = "vllm:gpu_cache_usage_perc" if old else "vllm:kv_cache_usage_perc"
@@ -171,6 +174,7 @@ async def look(prometheus: Prometheus, **changes: Any) -> Telemetry:
         "scrape_s": float(SCRAPE_S),
         "samples_per_prompt": GROUP,
         "max_response_tokens": MAX_TOKENS,
+        "environment_turns": ENVIRONMENT_TURNS,
     }
     return await observe(prometheus, UID, **(arguments | changes))
 

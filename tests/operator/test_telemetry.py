@@ -103,6 +103,23 @@ async def test_everything_is_read(client: Prometheus) -> None:
     assert seen.since_s == 400.0
 
 
+async def test_environments_are_read_by_turn_and_only_of_a_job_that_has_some(
+    client: Prometheus, fake: FakeServer
+) -> None:
+    seen = await history.look(client)
+    assert seen.environment_turn_s.value == pytest.approx(history.ENVIRONMENT_S / history.ENVIRONMENT_TURNS)
+    turns_per_s = history.SAMPLES_PER_STEP * history.ENVIRONMENT_TURNS / history.STEP_S
+    assert seen.environment_turns_per_s.value == pytest.approx(turns_per_s, rel=0.03)
+    fake.keep = lambda labels: not labels.get("__name__", "").startswith("rljob_environment")
+    silent = await history.look(client)
+    assert silent.environment_turn_s.state is ReadingState.MISSING
+    assert silent.missing == (), "a framework may well not report environments"
+    asked = fake.asked
+    await history.look(client, environment_turns=None)
+    with_environment = asked // 2
+    assert fake.asked - asked == with_environment - 3
+
+
 async def test_lengths_are_read_with_their_growth(client: Prometheus) -> None:
     seen = await history.look(client)
     expected = history.mean_tokens(history.NOW_S - history.WINDOW_S / 2)
