@@ -17,7 +17,7 @@ from typing import Any
 import aiohttp
 import kopf
 
-from rljob_operator import fleet
+from rljob_operator import autoscalers, fleet
 from rljob_operator.cluster import FIELD_MANAGER, Cluster, ClusterError, Json
 from rljob_operator.config import Config
 from rljob_operator.edges import Edges
@@ -154,6 +154,7 @@ def registry(config: Config) -> tuple[kopf.OperatorRegistry, Memo]:
         memo.view.pods = indexes["pods"]
         memo.view.nodes = indexes["nodes"]
         memo.view.quotas = indexes["quotas"]
+        memo.view.autoscalers = indexes["autoscalers"]
         memo.view.jobs = indexes["jobs"]
         memo.view.children = indexes["children"]
         logger.info(
@@ -240,6 +241,8 @@ def registry(config: Config) -> tuple[kopf.OperatorRegistry, Memo]:
     @kopf.on.event("v1", "pods", labels={UID_LABEL: kopf.PRESENT}, registry=found)
     async def on_pod(labels: Mapping[str, str], **_: Any) -> None:
         memo.wake(labels.get(UID_LABEL))
+
+    autoscalers.watch(found, memo.wake_namespace)
 
     @kopf.on.event("v1", "resourcequotas", registry=found)
     async def on_quota(namespace: str | None, **_: Any) -> None:

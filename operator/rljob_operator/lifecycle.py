@@ -2,16 +2,22 @@
 
 A job that stops (suspended, or complete) first drains its samplers, then gives up all GPUs. Whether it has drained is read from the
 metrics, so it could seem otherwise again later; the workloads that were scaled to zero are the memory that it had.
+
+A job that is suspended is also asked for a checkpoint, since it will go on. Both are waited for only as long as there is something to
+wait for: where no metric tells what runs, that is the time that the stalest sample is expected to take, and not the drain timeout.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from rljob_operator import gate, rebalance
+from rljob_operator.observation import epoch_s, some, timestamp
 from rljob_operator.readings import Telemetry
 from rljob_operator.rebalance import Targets
+from rljob_operator.waits import LAYOUT_LAG_S
 from rljob_planner.api.spec import RLJobSpec
 from rljob_planner.api.status import Phase, RLJobStatus
 
@@ -20,10 +26,27 @@ Workloads = tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]
 
 NOTHING = Targets(0, 0)
 
+CHECKPOINT_S = 300.0
+"""Longest time that a suspended job's checkpoint is waited for."""
+
 
 def stopping(spec: RLJobSpec, status: RLJobStatus) -> bool:
     """Whether the job should give up its GPUs."""
     return spec.suspend or status.phase is Phase.COMPLETE
+
+
+def wants_checkpoint(spec: RLJobSpec, status: RLJobStatus) -> bool:
+    """Whether a job that stops is asked for a checkpoint: one that is complete has none to come back to."""
+    return spec.suspend and status.phase is not Phase.COMPLETE
+
+
+def resumes(spec: RLJobSpec, status: RLJobStatus) -> bool:
+    """Whether a complete job has to go on, because its steps were raised above those that it made.
+
+    Of a job that completed under an earlier version of the operator nobody knows how many those are: it stays complete.
+    """
+    done = status.completed_version
+    return status.phase is Phase.COMPLETE and done is not None and spec.workload.steps > done
 
 
 def targets_of(
@@ -47,22 +70,102 @@ def targets_of(
     return Targets(samplers or 0, trainers or 0)
 
 
+@dataclass(frozen=True)
+class Stop:
+    """How far a job that stops has come."""
+
+    done: bool
+    """Whether its pods may go."""
+    words: str = ""
+    """What it waits for and until when; empty if it is done."""
+
+
+DONE = Stop(done=True)
+
+
 def has_drained(
     spec: RLJobSpec, status: RLJobStatus, pods: Iterable[gate.Pod], telemetry: Telemetry | None, now_s: float
 ) -> bool:
-    """Whether a stopping job's samplers run nothing any more, or have had their drain timeout.
+    """Whether a stopping job's samplers run nothing any more, or have had their time."""
+    return stop_of(spec, status, pods, telemetry, now_s).done
+
+
+def stop_of(
+    spec: RLJobSpec, status: RLJobStatus, pods: Iterable[gate.Pod], telemetry: Telemetry | None, now_s: float
+) -> Stop:
+    """How far a stopping job has come: its samplers drain, then its checkpoint is written, then it is done.
 
     Only metrics read after the stop count: before it the framework was still submitting.
     """
     if status.stopping_since is None:
-        return False
-    since_s = rebalance.epoch_s(status.stopping_since)
-    if now_s > since_s + spec.sampler.drain_timeout_s:
-        return True
-    names = [gate.name_of(pod) for pod in pods if gate.role_of(pod) == gate.SAMPLER and gate.is_ready(pod)]
-    if not names:
-        return True
-    if telemetry is None or telemetry.at <= since_s:
-        return False
-    running = telemetry.running_by_pod
-    return all(name in running and running[name].value == 0 for name in names)
+        return Stop(False, "the stop to be written down")
+    since_s = epoch_s(status.stopping_since)
+    end_s = since_s + spec.sampler.drain_timeout_s
+    if now_s > end_s:
+        return DONE
+    pods = tuple(pods)
+    fresh = telemetry if telemetry is not None and telemetry.at > since_s else None
+    return _samplers(spec, status, pods, fresh, now_s) or _checkpoint(spec, status, pods, fresh, now_s) or DONE
+
+
+def _samplers(
+    spec: RLJobSpec, status: RLJobStatus, pods: tuple[gate.Pod, ...], telemetry: Telemetry | None, now_s: float
+) -> Stop | None:
+    """The wait for samplers that run something or may; None if there is none."""
+    assert status.stopping_since is not None
+    since_s = epoch_s(status.stopping_since)
+    names = _ready(pods, gate.SAMPLER)
+    running = {} if telemetry is None else {name: r.value for name, r in telemetry.running_by_pod.items()}
+    busy = [f"{name} ({running[name]:.0f} running)" for name in names if (running.get(name) or 0) > 0]
+    if busy:
+        end = timestamp(since_s + spec.sampler.drain_timeout_s)
+        return Stop(
+            False,
+            f"samplers to finish their samples: {some(busy)}; at {end} (sampler.drainTimeout {spec.sampler.drain_timeout}) they go "
+            "all the same. If a count does not fall, check that the framework gives draining pods nothing new",
+        )
+    unknown = [name for name in names if running.get(name) is None]
+    blind_s = since_s + blind_drain_s(spec, status)
+    if not unknown or now_s > blind_s:
+        return None
+    return Stop(
+        False,
+        f"samplers to finish what no metric shows: {some(unknown)}; they go at {timestamp(blind_s)}, by when the stalest sample should "
+        "have ended. With metrics they would go as soon as they run nothing: see the condition MetricsAvailable",
+    )
+
+
+def _checkpoint(
+    spec: RLJobSpec, status: RLJobStatus, pods: tuple[gate.Pod, ...], telemetry: Telemetry | None, now_s: float
+) -> Stop | None:
+    """The wait for a checkpoint; None if none is wanted, it is written, or nobody could tell."""
+    assert status.stopping_since is not None
+    got = None if telemetry is None else telemetry.layout_generation.value
+    if not wants_checkpoint(spec, status) or got is None or not _ready(pods, gate.TRAINER):
+        return None
+    end_s = epoch_s(status.stopping_since) + min(CHECKPOINT_S, spec.sampler.drain_timeout_s)
+    if got >= status.layout_generation or now_s > end_s:
+        return None
+    return Stop(
+        False,
+        f"the trainer to write a checkpoint and then acknowledge layout generation {status.layout_generation} (it is at {got}); "
+        f"at {timestamp(end_s)} it goes all the same",
+    )
+
+
+def blind_drain_s(spec: RLJobSpec, status: RLJobStatus) -> float:
+    """How long a drain takes at most where no metric shows it, in seconds, never over the drain timeout.
+
+    The stalest sample lives for as many periods as it is stale, and the one in which it is trained; before that the job has to see
+    its layout.
+    """
+    longest_s = spec.sampler.drain_timeout_s
+    if status.plan is None:
+        return longest_s
+    seen = None if status.observed is None else status.observed.period_seconds
+    period_s = status.plan.period.p90 if seen is None else seen
+    return min(longest_s, LAYOUT_LAG_S + (1.0 + status.plan.staleness.max) * period_s)
+
+
+def _ready(pods: Iterable[gate.Pod], role: str) -> list[str]:
+    return [gate.name_of(pod) for pod in pods if gate.role_of(pod) == role and gate.is_ready(pod)]

@@ -65,6 +65,9 @@ class OperatorMetrics:
         self._moves = counter("moves_total", "Moves that ended, by outcome", "outcome")
         self._move_phase = gauge("move_phase", "1 for the phase of the move under way, 0 for the others", "phase")
         self._drain_timeouts = counter("drain_timeouts_total", "Drains that ran out of time with samples still running")
+        self._lost_samples = counter(
+            "lost_samples_total", "Samples that ran on pods which went in a shrink though they were to stay"
+        )
         self._predicted = gauge("predicted_period_seconds", "Period that the planner predicts for the split in force")
         self._observed = gauge("observed_period_seconds", "Period that was measured")
         self._factor = gauge("calibration_factor", "Measured over predicted speed", "side")
@@ -114,6 +117,10 @@ class OperatorMetrics:
     def drain_timed_out(self, namespace: str, name: str) -> None:
         """A drain ended by its time-out while samples still ran."""
         self._drain_timeouts.labels(namespace, name).inc()
+
+    def samples_lost(self, namespace: str, name: str, samples: int) -> None:
+        """A shrink removed pods that were to stay, on which ``samples`` ran."""
+        self._lost_samples.labels(namespace, name).inc(samples)
 
     def periods(self, namespace: str, name: str, *, predicted_s: float | None, observed_s: float | None) -> None:
         """The predicted and the measured period in seconds; None removes the series."""

@@ -5,16 +5,24 @@ What is decided here only changes the status to be written: the next pass acts o
 
 from __future__ import annotations
 
-from rljob_operator import fleet, planning, rebalance, status
+from rljob_operator import fleet, planning, rebalance, rivals, status
 from rljob_operator.config import Config
 from rljob_operator.edges import Edges
 from rljob_operator.metrics import OperatorMetrics
 from rljob_operator.observing import Observer
 from rljob_operator.passes import Pass
 from rljob_operator.rebalance import Deadlines, Observation, epoch_s, timestamp
+from rljob_operator.replanning import Replanner
 from rljob_operator.status import Verdict, rounded
-from rljob_planner.api.status import ConditionType, DecisionCode, DecisionStatus, MoveHistory, MoveStatus
-from rljob_planner.search import PlanningError
+from rljob_planner.api.spec import RebalanceMode, Resize
+from rljob_planner.api.status import (
+    ConditionType,
+    DecisionCode,
+    DecisionStatus,
+    MoveCause,
+    MovePhase,
+    MoveStatus,
+)
 from rljob_planner.split import Split
 
 BACK_OFF_S = 60.0
@@ -31,6 +39,7 @@ class Moves:
         self._config = config
         self._metrics = metrics
         self._observer = observer
+        self._replanner = Replanner(edges)
 
     def _observation(self, this: Pass, published_generation: int) -> Observation:
         telemetry = self._observer.latest
@@ -42,7 +51,14 @@ class Moves:
             acknowledged_generation=None if telemetry is None else telemetry.layout_generation.value,
             running_by_pod=running,
             metrics_flow=telemetry is not None and telemetry.running.known and telemetry.layout_generation.known,
+            measurable=self._measurable(this),
         )
+
+    def _measurable(self, this: Pass) -> bool:
+        try:
+            return self._config.prometheus_for(this.spec.metrics.prometheus) is not None
+        except ValueError:
+            return False
 
     def _deadlines(self, this: Pass) -> Deadlines:
         base = self._config.deadlines
@@ -53,18 +69,40 @@ class Moves:
             ready_s=base.ready_s,
         )
 
-    def advance(self, this: Pass, move: MoveStatus, published_generation: int) -> None:
-        """Looks once at the move under way."""
+    def look(self, this: Pass, move: MoveStatus, published_generation: int) -> None:
+        """Looks once at the move under way: whether it still may go on, and how far it has come."""
+        if this.rivals:
+            words = f"another autoscaler to be gone: {rivals.words(this.rivals, this.key[0])}"
+            this.update(rebalance=rebalance.hold(move, this.now_s, words))
+            return
+        move = rebalance.release(move, this.now_s)
+        unwished = _unwished(this, move)
+        if unwished:
+            self.give_up(this, move, unwished)
+        else:
+            self._advance(this, move, published_generation)
+
+    def _advance(self, this: Pass, move: MoveStatus, published_generation: int) -> None:
         step = rebalance.advance(
             move,
             self._observation(this, published_generation),
             self._deadlines(this),
             may_roll_back=not planning.violations(this.spec, move.from_split),
+            over_budget=move.from_split.gpus > this.spec.gpus,
         )
         if step.drain_timed_out:
             self._metrics.drain_timed_out(*this.key)
+        turned = step.move is not None and step.move.rolling_back and not move.rolling_back
         if step.note:
-            this.said.append(("Warning" if step.drain_timed_out else "Normal", f"Move{move.phase.value}", step.note))
+            kind = "Warning" if step.drain_timed_out or turned else "Normal"
+            this.said.append((kind, f"Move{move.phase.value}", step.note))
+        if step.aftermath is not None:
+            lost = step.aftermath.lost_samples
+            this.said.append(("Warning", "OtherPodsGone", step.aftermath.words()))
+            this.update(
+                moves=this.before.moves.model_copy(update={"lost_samples": this.before.moves.lost_samples + lost})
+            )
+            self._metrics.samples_lost(*this.key, lost)
         if step.move is not None:
             this.update(rebalance=step.move)
             this.soon(0.0 if step.move.phase is not move.phase else self._config.move_tick_s)
@@ -72,10 +110,15 @@ class Moves:
         assert step.split is not None
         self._end(this, move, step.split, str(step.outcome))
 
-    def give_up(self, this: Pass, move: MoveStatus, broken: tuple[str, ...]) -> None:
-        """The spec was edited so that the split which a move leads to breaks it: stay on what is there, and plan from that."""
+    def give_up(self, this: Pass, move: MoveStatus, why: str) -> None:
+        """An edit of the spec took a move's ground away: stay on what is there, and go on from that.
+
+        Trainers that restart and are gone come back first, by the same move with another end.
+        """
         split, now = rebalance.present_split(move), timestamp(this.now_s)
-        message = f"the move to {move.to_split.label()} is given up in {move.phase.value} at {split.label()}, because {broken[0]}"
+        message = (
+            f"the move to {move.to_split.label()} is given up in {move.phase.value} at {split.label()}, because {why}"
+        )
         decision = DecisionStatus(
             at=now,
             code=DecisionCode.MOVE_ROLLED_BACK,
@@ -83,13 +126,19 @@ class Moves:
             from_split=move.from_split,
             to_split=split,
         )
+        decisions = status.remember(this.before.decisions, decision)
+        this.said.append(("Normal", "MoveGivenUp", message))
+        if move.restart and move.phase is MovePhase.SHRINK:
+            update = {"to_split": split, "reason": why, "rolling_back": True, "cause": MoveCause.SPEC_CHANGE}
+            this.update(rebalance=move.model_copy(update=update), decisions=decisions)
+            this.soon(0.0)
+            return
         this.update(
             split=split,
             rebalance=None,
             moves=this.before.moves.model_copy(update={"last_ended_at": now, "last_outcome": "RolledBack"}),
-            decisions=status.remember(this.before.decisions, decision),
+            decisions=decisions,
         )
-        this.said.append(("Normal", "MoveGivenUp", message))
         self._metrics.move_ended(*this.key, "RolledBack")
         self._observer.latest = None
         this.soon(0.0)
@@ -101,10 +150,11 @@ class Moves:
         failures = 0 if committed else history.failures + 1
         pause_s = 0.0 if committed else min(LONGEST_BACK_OFF_S, BACK_OFF_S * 2 ** (failures - 1))
         now = timestamp(this.now_s)
+        back = "" if committed else f", because {move.reason}; the next move starts in {pause_s:.0f} s at the earliest"
         decision = DecisionStatus(
             at=now,
             code=DecisionCode.MOVE_COMMITTED if committed else DecisionCode.MOVE_ROLLED_BACK,
-            message=f"{outcome}: {split.label()}" + ("" if committed else f", because {move.reason}"),
+            message=f"{outcome}: {split.label()}{back}",
             from_split=move.from_split if committed else move.to_split,
             to_split=split,
             predicted_gain=move.predicted_gain if committed else None,
@@ -114,13 +164,17 @@ class Moves:
         this.update(
             split=split,
             rebalance=None,
-            moves=MoveHistory(
-                last_ended_at=now,
-                last_outcome=outcome,
-                failures=failures,
-                not_before=None if committed else timestamp(this.now_s + pause_s),
-                cost_seconds=rounded(_blend(history.cost_seconds, cost_s), 3) if committed else history.cost_seconds,
-                moves=history.moves + int(committed),
+            moves=history.model_copy(
+                update={
+                    "last_ended_at": now,
+                    "last_outcome": outcome,
+                    "failures": failures,
+                    "not_before": None if committed else timestamp(this.now_s + pause_s),
+                    "cost_seconds": rounded(_blend(history.cost_seconds, cost_s), 3)
+                    if committed
+                    else history.cost_seconds,
+                    "moves": history.moves + int(committed),
+                }
             ),
             decisions=status.remember(this.before.decisions, decision),
         )
@@ -140,22 +194,85 @@ class Moves:
         """The spec was edited so that the split in force breaks it: move to the best split that keeps it."""
         split = this.before.split
         assert split is not None
-        try:
-            found = await self._edges.in_thread(
-                self._edges.planner.plan,
-                planning.limited(this.spec, this.inventory),
-                this.inventory.rooms,
-                keep=split,
-                detail=False,
-            )
-        except PlanningError as error:
-            this.verdicts[ConditionType.PLANNED] = Verdict(False, error.reason, f"{broken[0]}, and {error}")
+        found = await self._replanner.best(this, split)
+        if isinstance(found, Verdict):
+            this.verdicts[ConditionType.PLANNED] = Verdict(False, found.reason, f"{broken[0]}, and {found.message}")
             return
-        self.start(this, found.split, f"the spec changed: {'; '.join(broken)}", 0.0, published_generation)
+        still = planning.violations(this.spec, found.split)
+        if still or found.split.same_shape(split):
+            words = (
+                f"{(still or broken)[0]}, and no split can be reached that keeps to the spec: see spec.trainer.resize"
+            )
+            this.verdicts[ConditionType.PLANNED] = Verdict(False, "NothingFeasible", words)
+            return
+        reason = f"the spec changed: {'; '.join(broken)}"
+        self._said_by_spec(this, DecisionCode.SPEC_CHANGED, reason, found.split)
+        this.update(plan=planning.plan_status(found, this.now_s))
+        self.start(this, found.split, reason, 0.0, published_generation, cause=MoveCause.SPEC_CHANGE)
 
-    def start(self, this: Pass, after: Split, reason: str, gain: float, published_generation: int) -> None:
+    async def replan_stopped(self, this: Pass) -> None:
+        """The same for a job that holds no pod: there is nothing to move, so that another split is in force at once."""
+        split = this.before.split
+        broken = () if split is None else planning.violations(this.spec, split)
+        if split is None or not broken:
+            return
+        found = await self._replanner.best(this, split)
+        if isinstance(found, Verdict):
+            this.verdicts[ConditionType.PLANNED] = Verdict(False, found.reason, f"{broken[0]}, and {found.message}")
+            return
+        reason = f"the spec changed while the job was suspended: {'; '.join(broken)}"
+        self._said_by_spec(this, DecisionCode.SPEC_CHANGED, reason, found.split)
+        this.update(plan=planning.plan_status(found, this.now_s), split=found.split)
+
+    async def grow_unmeasured(self, this: Pass, published_generation: int) -> None:
+        """Uses a budget that was raised for a job of which nothing was ever measured: only by adding, never by taking away.
+
+        A job that is measured has its decisions for this; one whose metrics are away for a while waits for them.
+        """
+        split, planned, history = this.before.split, this.before.plan, this.before.moves
+        seen = this.before.observed
+        measured = this.before.calibration is not None or (seen is not None and seen.policy_version is not None)
+        if split is None or planned is None or measured or this.spec.rebalance.mode is not RebalanceMode.AUTO:
+            return
+        resting = history.not_before is not None and this.now_s < epoch_s(history.not_before)
+        if resting or not this.all_ready or this.spec.gpus <= planned.placeable_gpus:
+            return
+        if this.inventory.placeable_gpus <= planned.placeable_gpus:
+            return
+        found = await self._replanner.best(this, split, grow_only=True)
+        if isinstance(found, Verdict):
+            return
+        this.update(plan=planning.plan_status(found, this.now_s))
+        if found.split.gpus <= split.gpus:
+            return
+        reason = (
+            f"{this.inventory.placeable_gpus} GPUs of the budget can be placed, and the split was planned for {planned.placeable_gpus}; "
+            "without metrics of the job no side gives any up"
+        )
+        self._said_by_spec(this, DecisionCode.BUDGET_RAISED, reason, found.split)
+        self.start(this, found.split, reason, 0.0, published_generation, cause=MoveCause.SPEC_CHANGE)
+
+    def _said_by_spec(self, this: Pass, code: DecisionCode, message: str, to_split: Split) -> None:
+        decision = DecisionStatus(
+            at=timestamp(this.now_s), code=code, message=message, from_split=this.before.split, to_split=to_split
+        )
+        this.update(decisions=status.remember(this.now.decisions, decision))
+        self._metrics.decided(*this.key, code)
+
+    def start(
+        self,
+        this: Pass,
+        after: Split,
+        reason: str,
+        gain: float,
+        published_generation: int,
+        *,
+        cause: MoveCause = MoveCause.DECISION,
+    ) -> None:
         """Begins a move from the split in force; nothing is done for it before it is persisted."""
         assert this.before.split is not None
+        if this.rivals:
+            return
         observed = this.now.observed
         move = rebalance.start(
             before=this.before.split,
@@ -166,10 +283,34 @@ class Moves:
             deadlines=self._deadlines(this),
             policy_version=None if self._observer.latest is None else self._observer.latest.policy_version.value,
             period_s=None if observed is None else observed.period_seconds,
+            cause=cause,
+            restart=this.spec.trainer.resize is Resize.RESTART,
         )
         this.update(rebalance=move)
         this.said.append(("Normal", "MoveStarted", f"{move.from_split.label()} to {move.to_split.label()}: {reason}"))
         this.soon(0.0)
+
+
+def _unwished(this: Pass, move: MoveStatus) -> str:
+    """Why a move under way is not wished any more, empty if it is.
+
+    What a mode or ``resize: fixed`` forbid is to begin; what pods have already come or gone for is brought to its end, since a half
+    of a move is worse than either.
+    """
+    broken = planning.violations(this.spec, move.to_split)
+    # Trainers between two lives come back first, whatever the spec says by now; then there is a split to go on from.
+    coming_back = move.restart and move.phase is MovePhase.SHRINK
+    if broken and not (coming_back and rebalance.present_split(move).same_shape(move.to_split)):
+        return broken[0]
+    if rebalance.touches_pods(move.phase):
+        return ""
+    mode = this.spec.rebalance.mode
+    if mode is not RebalanceMode.AUTO and move.cause is MoveCause.DECISION and not move.rolling_back:
+        return f"rebalance.mode is now {mode.value}"
+    trainers = move.from_split.trainers.replicas != move.to_split.trainers.replicas
+    if trainers and this.spec.trainer.resize is Resize.FIXED:
+        return "trainer.resize is now fixed"
+    return ""
 
 
 def _blend(old: float | None, new: float | None) -> float | None:

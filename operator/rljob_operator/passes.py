@@ -10,7 +10,9 @@ from typing import Any
 from rljob_operator import eligibility, gate, status
 from rljob_operator.cluster import Json
 from rljob_operator.inventory import Inventory
+from rljob_operator.lifecycle import Workloads
 from rljob_operator.rebalance import Targets
+from rljob_operator.rivals import Rival
 from rljob_operator.status import Fleet, Verdict
 from rljob_planner.api.spec import RLJob, RLJobSpec
 from rljob_planner.api.status import ConditionType, RLJobStatus
@@ -32,6 +34,10 @@ class Pass:
     trainers: Fleet
     targets: Targets | None
     """Replicas wished by the persisted status; None while there is no split."""
+    workloads: Workloads = (None, None)
+    """The samplers' and the trainers' workload as the view shows them."""
+    rivals: tuple[Rival, ...] = ()
+    """Other autoscalers that scale the job's workloads."""
     verdicts: dict[ConditionType, Verdict] = field(default_factory=dict)
     said: list[tuple[str, str, str]] = field(default_factory=list)
     """Events to post: type, reason, message."""

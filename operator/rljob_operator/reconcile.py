@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from pydantic import ValidationError
 
-from rljob_operator import children, fleet, gate, status, trouble
+from rljob_operator import children, fleet, gate, trouble
 from rljob_operator.acting import Acting
 from rljob_operator.actions import Actions
 from rljob_operator.cluster import RLJOBS, Api, ClusterError, Json
@@ -25,12 +25,13 @@ from rljob_operator.metrics import OperatorMetrics
 from rljob_operator.passes import Pass
 from rljob_operator.rebalance import Targets
 from rljob_operator.reporting import Reporting
+from rljob_operator.rivals import rivals_of
 from rljob_operator.running import Running
 from rljob_operator.starting import Starting
-from rljob_operator.status import Verdict
+from rljob_operator.stopping import Stopping
 from rljob_operator.view import View
 from rljob_planner.api.spec import RLJob
-from rljob_planner.api.status import ConditionType, Phase, RLJobStatus
+from rljob_planner.api.status import Phase, RLJobStatus
 
 CONFLICT_S = 0.2
 """Pause after somebody else wrote first: longer than their write, too short to be noticed."""
@@ -63,6 +64,7 @@ class Reconciler:
         self._acting = Acting(self._actions)
         self._starting = Starting(self._actions, edges)
         self._running = Running(edges, config, metrics)
+        self._stopping = Stopping(self._running)
         self._reporting = Reporting(cluster, self._actions, edges, metrics, namespace, name)
         self._failures = 0
 
@@ -132,6 +134,8 @@ class Reconciler:
             samplers=fleet.fleet(gate.SAMPLER, wanted.samplers, pods, samplers),
             trainers=fleet.fleet(gate.TRAINER, wanted.trainers, pods, trainers),
             targets=targets,
+            workloads=(samplers, trainers),
+            rivals=rivals_of(job, self._view.autoscalers_of(self._namespace)),
         )
 
     async def _look(self, this: Pass) -> None:
@@ -141,27 +145,12 @@ class Reconciler:
         if layout is not None:
             this.update(layout_generation=max(this.before.layout_generation, published_generation))
         if this.before.phase is Phase.COMPLETE:
-            this.verdicts[ConditionType.READY] = Verdict(False, "Complete", "the run has reached its last step")
-            if this.some_exist:
-                await self._running.watch_drain(this)
+            await self._stopping.look_complete(this)
             return
         if this.before.split is None:
             await self._starting.plan_first(this)
             return
         if this.spec.suspend:
-            this.verdicts[ConditionType.READY] = status.suspended(this.spec, some_exist=this.some_exist)
-            if this.before.rebalance is not None:
-                move = this.before.rebalance
-                split = move.to_split if move.rolling_back else move.from_split
-                this.update(rebalance=None, split=split)
-                this.said.append(
-                    (
-                        "Normal",
-                        "MoveGivenUp",
-                        f"spec.suspend ends the move in {move.phase.value}; resumed with {split.label()}",
-                    )
-                )
-            if this.some_exist:
-                await self._running.watch_drain(this)
+            await self._stopping.look_suspended(this)
             return
         await self._running.look(this, published_generation)

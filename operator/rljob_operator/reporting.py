@@ -6,7 +6,7 @@ import logging
 
 from pydantic import ValidationError
 
-from rljob_operator import status, trouble
+from rljob_operator import rivals, status, trouble
 from rljob_operator.actions import Actions
 from rljob_operator.cluster import RLJOBS, Api, ClusterError, Json
 from rljob_operator.edges import Edges
@@ -79,7 +79,8 @@ class Reporting:
                 this.trainers,
                 move,
                 pegged=calibration is not None and calibration.pegged,
-                overdue=move is not None and this.now_s > epoch_s(move.deadline),
+                overdue=move is not None and move.held_since is None and this.now_s > epoch_s(move.deadline),
+                rivals=rivals.words(this.rivals, self._namespace) if this.rivals else "",
             )
             split = this.now.split
             if split is not None and not (

@@ -5,7 +5,7 @@ What is decided here only changes the status to be written: the next pass acts o
 
 from __future__ import annotations
 
-from rljob_operator import planning
+from rljob_operator import planning, replanning
 from rljob_operator.config import Config
 from rljob_operator.deciding import Deciding
 from rljob_operator.edges import Edges
@@ -15,7 +15,7 @@ from rljob_operator.observing import Observer
 from rljob_operator.passes import Pass
 from rljob_operator.readings import Telemetry
 from rljob_operator.rebalance import timestamp
-from rljob_planner.api.status import Phase
+from rljob_planner.api.status import ConditionType, Phase
 
 
 class Running:
@@ -39,6 +39,10 @@ class Running:
         await self._observer.look(this, self._config.move_tick_s, since_s=None)
         this.soon(self._config.move_tick_s)
 
+    async def replan_stopped(self, this: Pass) -> None:
+        """Brings the split of a job that holds no pod back to its spec: without pods there is nothing to move."""
+        await self._moves.replan_stopped(this)
+
     async def look(self, this: Pass, published_generation: int) -> None:
         """One look at a job that should run."""
         if this.now.stopping_since is not None:
@@ -51,24 +55,30 @@ class Running:
         this.soon(max(0.2, pace_s - self._observer.age_s))
         telemetry = self.latest
         version = None if telemetry is None else telemetry.policy_version.value
+        if fresh and telemetry is not None:
+            self._observer.report(this, telemetry)
         if version is not None and version >= this.spec.workload.steps:
             message = f"policy version {version} of {this.spec.workload.steps} is published: samplers drain, then all GPUs are freed"
             this.said.append(("Normal", "Complete", message))
-            this.update(phase=Phase.COMPLETE, rebalance=None, stopping_since=timestamp(this.now_s))
+            this.update(
+                phase=Phase.COMPLETE, rebalance=None, completed_version=version, stopping_since=timestamp(this.now_s)
+            )
             this.soon(0.0)
             return
-        if fresh and telemetry is not None:
-            self._observer.report(this, telemetry)
+        trouble = replanning.trouble(this.spec)
+        if trouble is not None:
+            this.verdicts[ConditionType.PLANNED] = trouble
         if move is not None:
-            broken = planning.violations(this.spec, move.to_split)
-            if broken:
-                self._moves.give_up(this, move, broken)
-            else:
-                self._moves.advance(this, move, published_generation)
+            self._moves.look(this, move, published_generation)
             return
         assert this.before.split is not None
         broken = planning.violations(this.spec, this.before.split)
         if broken:
             await self._moves.return_to_spec(this, broken, published_generation)
-        elif fresh and telemetry is not None:
+            return
+        if not fresh or trouble is not None:
+            return
+        if telemetry is not None:
             await self._deciding.decide(this, telemetry, published_generation)
+        if this.now.rebalance is None:
+            await self._moves.grow_unmeasured(this, published_generation)

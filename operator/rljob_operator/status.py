@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from rljob_operator.rebalance import Targets, timestamp
 from rljob_operator.situation import StalenessCheck
-from rljob_planner.api.spec import Bound, RLJobSpec
+from rljob_planner.api.spec import Bound
 from rljob_planner.api.status import (
     Condition,
     ConditionType,
@@ -209,8 +209,12 @@ def ready(samplers: Fleet, trainers: Fleet, job: str) -> Verdict:
     )
 
 
-def degraded(samplers: Fleet, trainers: Fleet, move: MoveStatus | None, *, pegged: bool, overdue: bool) -> Verdict:
-    """Whether something needs a person although the job may run on."""
+def degraded(
+    samplers: Fleet, trainers: Fleet, move: MoveStatus | None, *, pegged: bool, overdue: bool, rivals: str = ""
+) -> Verdict:
+    """Whether something needs a person although the job may run on; ``rivals`` says which other autoscalers there are."""
+    if rivals:
+        return Verdict(True, "AnotherAutoscaler", rivals)
     broken = (*samplers.broken, *trainers.broken)
     if broken:
         return Verdict(
@@ -218,7 +222,9 @@ def degraded(samplers: Fleet, trainers: Fleet, move: MoveStatus | None, *, pegge
         )
     if move is not None and overdue:
         return Verdict(
-            True, "MoveStuck", f"the move {move.id} is overdue in {move.phase.value}: it waits for {move.waiting_for}"
+            True,
+            "MoveStuck",
+            f"the move {move.id} is overdue in {move.phase.value} since {move.deadline}: it waits for {move.waiting_for}",
         )
     if pegged:
         return Verdict(
@@ -229,14 +235,15 @@ def degraded(samplers: Fleet, trainers: Fleet, move: MoveStatus | None, *, pegge
     return Verdict(False, "AsExpected", "nothing needs a person")
 
 
-def suspended(spec: RLJobSpec, *, some_exist: bool) -> Verdict:
+def suspended(*, some_exist: bool, waits_for: str = "") -> Verdict:
     """What a job that should hold no GPU says: until its samplers have drained it still holds some."""
     if not some_exist:
         return Verdict(False, "Suspended", "spec.suspend is true: set it to false to resume")
     return Verdict(
         False,
         "Suspending",
-        f"spec.suspend is true: all GPUs are freed once samplers run nothing, at the latest after sampler.drainTimeout ({spec.sampler.drain_timeout})",
+        f"spec.suspend is true, and all GPUs are freed in order: samplers drain, the trainer writes a checkpoint, then all pods go. "
+        f"It waits for {waits_for}",
     )
 
 
@@ -245,10 +252,11 @@ def rebalancing(move: MoveStatus | None) -> Verdict:
     if move is None:
         return Verdict(False, "NoMove", "no move is under way")
     direction = "back to" if move.rolling_back else "to"
-    message = f"{move.phase.value} since {move.phase_since}, due by {move.deadline}: from {move.from_split.label()} {direction} {move.to_split.label()}"
+    due = f"held since {move.held_since}" if move.held_since else f"due by {move.deadline}"
+    message = f"{move.phase.value} since {move.phase_since}, {due}: from {move.from_split.label()} {direction} {move.to_split.label()}"
     if move.waiting_for:
         message += f"; waits for {move.waiting_for}"
-    return Verdict(True, move.phase.value, message)
+    return Verdict(True, "Held" if move.held_since else move.phase.value, message)
 
 
 def within_staleness(check: StalenessCheck, bound: Bound, planned: StalenessSummary | None) -> Verdict:
@@ -278,8 +286,8 @@ def phase_of(
     children_exist: bool,
     complete: bool,
 ) -> Phase:
-    """The phase, derived from what holds; Complete is the only one that is remembered, since its evidence vanishes with the pods."""
-    if complete or previous is Phase.COMPLETE:
+    """The phase, derived from what holds; ``complete`` is the only one that is remembered, since its evidence vanishes with the pods."""
+    if complete:
         return Phase.COMPLETE
     if suspended:
         return Phase.SUSPENDED

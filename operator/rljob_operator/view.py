@@ -39,6 +39,8 @@ class View:
     """ResourceQuotas by namespace."""
     jobs: Any = field(default_factory=lambda: _EMPTY)
     """RLJobs by uid."""
+    autoscalers: Any = field(default_factory=lambda: _EMPTY)
+    """HorizontalPodAutoscalers by namespace."""
     children: Any = field(default_factory=lambda: _EMPTY)
     """Deployments, StatefulSets, Services and ConfigMaps of the operator by (job uid, kind, name)."""
 
@@ -57,6 +59,10 @@ class View:
     def quotas_of(self, namespace: str) -> list[Json]:
         """The quotas of a namespace."""
         return list(self.quotas.get(namespace, ()))
+
+    def autoscalers_of(self, namespace: str) -> list[Json]:
+        """The HorizontalPodAutoscalers of a namespace."""
+        return list(self.autoscalers.get(namespace, ()))
 
     def other_jobs(self, uid: str) -> list[Json]:
         """All RLJobs but one."""

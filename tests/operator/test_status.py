@@ -11,7 +11,6 @@ from rljob_operator.situation import StalenessCheck
 from rljob_operator.status import Fleet, Verdict
 from rljob_planner.api.spec import Staleness
 from rljob_planner.api.status import Condition, ConditionType, DecisionCode, DecisionStatus, Phase
-from tests.operator.objects import spec
 
 FULL = Fleet(wanted=4, existing=4, bound=4, ready=4)
 
@@ -59,12 +58,11 @@ def test_all_bound_is_scheduled_and_nothing_wished_is_not() -> None:
     assert status.ready(nothing, nothing, "job").status is False
 
 
-def test_a_suspended_job_says_that_it_still_holds_gpus_and_for_how_long() -> None:
-    of = spec(sampler={"drainTimeout": "5m"})
-    held = status.suspended(of, some_exist=True)
+def test_a_suspended_job_says_that_it_still_holds_gpus_and_for_what() -> None:
+    held = status.suspended(some_exist=True, waits_for="samplers to finish: a (3 running)")
     assert (held.status, held.reason) == (False, "Suspending")
-    assert "sampler.drainTimeout (5m)" in held.message
-    assert status.suspended(of, some_exist=False).reason == "Suspended"
+    assert "a (3 running)" in held.message
+    assert status.suspended(some_exist=False).reason == "Suspended"
 
 
 def test_the_same_decision_counts_up_and_at_most_ten_are_kept() -> None:
@@ -85,7 +83,7 @@ def test_the_same_decision_counts_up_and_at_most_ten_are_kept() -> None:
         ({"all_ready": False, "previous": Phase.RUNNING}, Phase.RUNNING),
         ({"suspended": True}, Phase.SUSPENDED),
         ({"complete": True}, Phase.COMPLETE),
-        ({"previous": Phase.COMPLETE, "suspended": True}, Phase.COMPLETE),
+        ({"complete": True, "suspended": True}, Phase.COMPLETE),
     ],
 )
 def test_the_phase_follows_from_what_holds(facts: dict[str, object], phase: Phase) -> None:
