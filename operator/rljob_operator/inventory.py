@@ -13,15 +13,17 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rljob_operator import reservation
+from rljob_operator.census import Census
 from rljob_operator.eligibility import gpu_resources, nodes_of, selects, template_of, tolerations_of
-from rljob_operator.gate import SAMPLER, TRAINER, UID_LABEL, Pod, is_gated, is_terminal, pod_gpus
-from rljob_operator.quantity import QuantityError
-from rljob_operator.quota import QuotaRoom, quota_rooms
-from rljob_operator.reservation import Claim, claims_of, older_jobs
+from rljob_operator.gate import SAMPLER, TRAINER, Pod, pod_gpus
+from rljob_operator.holders import Holder, holders_of, in_words
+from rljob_operator.quota import Neighbour, QuotaRoom, quota_rooms
+from rljob_operator.reservation import Claim, claims_of, minima_of
 from rljob_operator.survey import Notes, Site, survey
 from rljob_planner.api.spec import RLJobSpec
 from rljob_planner.placement import Room
@@ -45,7 +47,7 @@ class Inventory:
     budget: int
     """GPUs that the job may hold: ``spec.gpus``, or what the quota leaves if that is less."""
     taken_by_others: int
-    """GPUs on the matching nodes that other pods hold or that are set aside for older jobs."""
+    """GPUs on the matching nodes that other pods hold or that are set aside for other jobs."""
     sampler_accelerator: str | None
     """The GPU product of the samplers' nodes: ``spec.accelerator`` if it is said, the most common product if the nodes
     differ, None if they don't say."""
@@ -53,6 +55,10 @@ class Inventory:
     """The GPU product of the trainers' nodes, in the same way."""
     notes: tuple[str, ...]
     """What was left out and why, sentences for people."""
+    holders: tuple[Holder, ...] = ()
+    """Who has the GPUs that are taken, the largest first."""
+    plan_first: tuple[str, ...] = ()
+    """``namespace/name`` of the jobs on the same nodes whose turn to plan comes before this one's and has not come yet."""
 
     @property
     def placeable_gpus(self) -> int:
@@ -64,39 +70,52 @@ def take_inventory(
     spec: RLJobSpec,
     uid: str,
     nodes: Iterable[Mapping[str, Any]],
-    pods: Iterable[Pod],
+    pods: Iterable[Pod] | Census,
     quotas: Iterable[Mapping[str, Any]],
     other_jobs: Iterable[Mapping[str, Any]],
 ) -> Inventory:
     """The inventory of the job with ``uid``.
 
-    ``nodes`` are all nodes, ``pods`` all pods of the cluster, ``quotas`` the ResourceQuotas of the job's namespace alone,
-    ``other_jobs`` the RLJobs of all namespaces as the API returns them: what older ones have been promised and have no node
-    for is set aside, on the most free node first (the job itself may be among them; if it is not, all count as older).
+    ``nodes`` are all nodes, ``pods`` all pods of the cluster or their census, ``quotas`` the ResourceQuotas of the job's namespace alone,
+    ``other_jobs`` the RLJobs of all namespaces as the API returns them (the job itself may be among them; if it is not, all come
+    before it). What others have been promised and have no node for is set aside, on the most free node first; ``reservation`` says
+    who is promised what.
 
     A node that takes no new pods (cordoned, or with a taint that keeps new pods away) stays a room as large as what the job
     holds there: a cordon is no reason to move what runs.
     """
-    pods = tuple(pods)
-    own = [p for p in pods if _uid_label(p) == uid]
-    others = [p for p in pods if _uid_label(p) != uid]
+    census = Census.of(pods)
+    nodes, jobs = tuple(nodes), sorted(other_jobs, key=reservation.rank)
     notes = Notes()
     spec = _readable(spec, notes)
-    sites = survey(spec, nodes, own, others, notes)
-    older = {str(job["metadata"].get("uid")): job for job in older_jobs(other_jobs, uid)}
-    pods_of: dict[str, list[Pod]] = {}
-    for pod in others:
-        pods_of.setdefault(_uid_label(pod), []).append(pod)
-    for other, job in older.items():
-        claims, about = claims_of(job, pods_of.get(other, ()))
+    sites = survey(spec, nodes, uid, census, notes)
+    names, reserving, reserved, plan_first = {}, set(), Counter[str](), []
+    before = {_uid(job) for job in reservation.ahead(jobs, uid)}
+    for job in jobs:
+        other, name = _uid(job), reservation.name_of(job)
+        names[other] = name
+        if other == uid:
+            continue
+        claims, about = claims_of(job, census)
         notes.other.extend(about)
+        if not claims and other in before and not reservation.has_split(job):
+            claims = minima_of(job, nodes)
+            if reservation.has_its_turn(job) and _shares(job, sites):
+                plan_first.append(name)
         for claim in claims:
-            _reserve(claim, sites)
+            reserving.add(other)
+            reserved[name] += _reserve(claim, sites)
     resources = gpu_resources(spec)
-    _note_waiting(others, older.keys(), resources, notes)
+    _note_waiting(census, {uid, *reserving}, resources, notes)
+    notes.other.extend(_claims_note(census.with_claims(uid)))
     _note_unchecked(spec, _ROLES, notes)
     rooms_under, about_quotas = quota_rooms(
-        quotas, templates={r: template_of(spec, r) for r in _ROLES}, resources=resources, own=own, others=others
+        quotas,
+        templates={r: template_of(spec, r) for r in _ROLES},
+        resources=resources,
+        uid=uid,
+        census=census,
+        behind=_behind(jobs, uid),
     )
     notes.other.extend(about_quotas)
     quota = min(rooms_under, key=lambda room: room.gpus, default=None)
@@ -110,6 +129,8 @@ def take_inventory(
         sampler_accelerator=accelerators[SAMPLER],
         trainer_accelerator=accelerators[TRAINER],
         notes=notes.sentences(),
+        holders=holders_of(sites, census, uid, names, reserved),
+        plan_first=tuple(plan_first),
     )
 
 
@@ -138,7 +159,7 @@ def shortage(spec: RLJobSpec, inventory: Inventory) -> str | None:
     fitting = _most_samplers(inventory.rooms, trainers, trainer_width, sampler_width)
     if fitting is not None and fitting >= samplers:
         return None
-    return f"{asks}; {_what_is_free(spec, inventory, trainers, trainer_width)}"
+    return f"{asks}; {_what_is_free(spec, inventory, trainers, trainer_width)}{in_words(inventory.holders)}"
 
 
 def _readable(spec: RLJobSpec, notes: Notes) -> RLJobSpec:
@@ -156,18 +177,47 @@ def _readable(spec: RLJobSpec, notes: Notes) -> RLJobSpec:
     return spec
 
 
-def _reserve(claim: Claim, sites: Sequence[Site]) -> None:
+def _reserve(claim: Claim, sites: Sequence[Site]) -> int:
+    """Sets aside what a claim asks for as far as it is there; returns the GPUs."""
     # The most free node comes first, so whether it is allowed is only asked of the few that are looked at.
     by_room = [(-s.unclaimed, i) for i, s in enumerate(sites) if s.resource == claim.resource and s.open_to]
     heapq.heapify(by_room)
     left = claim.replicas
-    # Fragments that are too narrow for the older job's replica help it in no way, so they stay free.
+    # Fragments that are too narrow for the other job's replica help it in no way, so they stay free.
     while left and by_room and -by_room[0][0] >= claim.gpus_per_replica:
         _, i = heapq.heappop(by_room)
         if claim.allows(sites[i].node):
             sites[i].reserved += claim.gpus_per_replica
             left -= 1
             heapq.heappush(by_room, (-sites[i].unclaimed, i))
+    return (claim.replicas - left) * claim.gpus_per_replica
+
+
+def _shares(job: Mapping[str, Any], sites: Sequence[Site]) -> bool:
+    """Whether a job may use one of the sites; so it is assumed of one whose spec can't be read."""
+    spec = reservation.spec_of(job)
+    return spec is None or any(
+        selects(spec, role, site.node) and nodes_of(spec, role).gpu_resource == site.resource
+        for site in sites
+        for role in _ROLES
+    )
+
+
+def _behind(jobs: Sequence[Mapping[str, Any]], uid: str) -> tuple[Neighbour, ...]:
+    """The jobs after the one with ``uid``, which is among ``jobs`` or has none after it; in order."""
+    at = next((i for i, job in enumerate(jobs) if _uid(job) == uid), len(jobs))
+    specs = {_uid(job): reservation.spec_of(job) for job in jobs[at + 1 :] if reservation.has_split(job)}
+    return tuple(Neighbour(other, minima_gpus(spec)) for other, spec in specs.items() if spec is not None)
+
+
+def minima_gpus(spec: RLJobSpec) -> int:
+    """GPUs of the smallest split that a spec allows."""
+    samplers = spec.sampler.min_replicas * (spec.sampler.gpus_per_replica or 1)
+    return samplers + spec.trainer.min_replicas * spec.trainer.gpus_per_replica
+
+
+def _uid(job: Mapping[str, Any]) -> str:
+    return str((job.get("metadata") or {}).get("uid", ""))
 
 
 def _accelerator(spec: RLJobSpec, role: str, sites: Sequence[Site], notes: Notes) -> str | None:
@@ -188,32 +238,18 @@ def _accelerator(spec: RLJobSpec, role: str, sites: Sequence[Site], notes: Notes
     return ranked[0] if ranked else None
 
 
-def _note_waiting(others: Sequence[Pod], reserving: Collection[str], resources: Iterable[str], notes: Notes) -> None:
-    waiting = 0
-    gpus = 0
-    claims = 0
+def _note_waiting(census: Census, known: Collection[str], resources: Iterable[str], notes: Notes) -> None:
     resources = tuple(resources)
-    for pod in others:
-        pod_spec = pod.get("spec") or {}
-        if is_terminal(pod):
-            continue
-        if pod_spec.get("nodeName"):
-            claims += bool(pod_spec.get("resourceClaims"))
-            continue
-        if is_gated(pod) or pod_spec.get("schedulingGates") or _uid_label(pod) in reserving:
-            continue
-        try:
-            asked = pod_gpus(pod, resources)
-        except QuantityError:
-            continue
-        waiting += asked > 0
-        gpus += asked
-    if waiting:
-        pods = "1 pod of others waits" if waiting == 1 else f"{waiting} pods of others wait"
-        notes.other.append(f"{pods} for a node and may take {gpus} GPUs of what is free")
+    asked = [gpus for pod in census.waiting if pod.uid not in known and (gpus := pod.asks(resources))]
+    if asked:
+        pods = "1 pod of others waits" if len(asked) == 1 else f"{len(asked)} pods of others wait"
+        notes.other.append(f"{pods} for a node and may take {sum(asked)} GPUs of what is free")
+
+
+def _claims_note(claims: int) -> Iterator[str]:
     if claims:
         pods = "1 pod of others uses" if claims == 1 else f"{claims} pods of others use"
-        notes.other.append(f"{pods} resource claims; GPUs given by claims are not counted")
+        yield f"{pods} resource claims; GPUs given by claims are not counted"
 
 
 def _note_unchecked(spec: RLJobSpec, roles: Iterable[str], notes: Notes) -> None:
@@ -290,7 +326,3 @@ def _what_is_free(spec: RLJobSpec, inventory: Inventory, trainers: int, trainer_
 def _fleet(replicas: int, role: str, width: int) -> str:
     gpus = "1 GPU" if width == 1 else f"{width} GPUs"
     return f"{replicas} {role}{'' if replicas == 1 else 's'} of {gpus}"
-
-
-def _uid_label(pod: Pod) -> str:
-    return str(((pod.get("metadata") or {}).get("labels") or {}).get(UID_LABEL, ""))

@@ -4,6 +4,9 @@ A pod that a quota refuses is never created, and its ReplicaSet retries in silen
 anything is planned. Every quota of the namespace that covers the job's pods counts, and the smallest wins. A quota counts a
 pod when it is created, gated or not, and until it is terminal or gone; so does this module when it gives the job's own usage
 back to it.
+
+A quota that is lowered below what is in use stops nobody's pods; the jobs of the namespace follow it down in order. The last job gives
+way first, as far as its minima; the others keep what they have until that is not enough.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rljob_operator.census import Census
 from rljob_operator.gate import Pod, is_terminal, pod_gpus
 from rljob_operator.quantity import QuantityError, whole
 
@@ -26,23 +30,34 @@ class QuotaRoom:
     """GPUs that the job may hold under this quota, its own usage included."""
 
 
+@dataclass(frozen=True)
+class Neighbour:
+    """A job that comes after the one in question."""
+
+    uid: str
+    """The uid of the RLJob."""
+    minima_gpus: int
+    """GPUs of its smallest split: what nobody asks it to give."""
+
+
 def quota_rooms(
     quotas: Iterable[Mapping[str, Any]],
     *,
     templates: Mapping[str, Mapping[str, Any]],
     resources: Iterable[str],
-    own: Sequence[Pod],
-    others: Sequence[Pod],
+    uid: str,
+    census: Census,
+    behind: Sequence[Neighbour] = (),
 ) -> tuple[tuple[QuotaRoom, ...], tuple[str, ...]]:
-    """What each quota leaves to the job, and notes for people.
+    """What each quota leaves to the job with ``uid``, and notes for people.
 
     ``quotas`` are those of the job's namespace, ``templates`` the pod template of each role, ``resources`` the extended
-    resources that count GPUs, ``own`` the job's pods and ``others`` all other pods of the cluster. A quota that covers only
-    one role bounds the whole job here, which is safe, and a note says so; so does a scope that is not known.
+    resources that count GPUs, ``census`` counts all pods of the cluster, ``behind`` are the RLJobs of the namespace that come after this
+    one. A quota that covers only one role bounds the whole job here, which is safe, and a note says so; so does a scope that is not known.
 
     The room is ``hard`` less what others use. That is the smaller of two readings: ``used`` less the job's own pods, and the
     others' pods of the namespace. ``used`` alone lags behind a pod that has just gone, and the budget would dip in every
-    move.
+    move. Where that is less than the job has, those behind it give way first.
     """
     rooms: list[QuotaRoom] = []
     notes: list[str] = []
@@ -62,7 +77,7 @@ def quota_rooms(
             notes.append(f"quota {name} covers only {roles} pods, and is taken to bound the whole job")
         for resource, key in keys:
             try:
-                gpus, note = _room(quota, resource, key, whole(hard[key]), own, others)
+                gpus, note = _room(quota, resource, key, whole(hard[key]), uid, census, behind)
             except QuantityError as error:
                 gpus, note = 0, f"quota {name}: {key} can't be read ({error}), so nothing is promised under it"
             rooms.append(QuotaRoom(name, gpus))
@@ -83,10 +98,16 @@ def covers(quota: Mapping[str, Any], pod_spec: Mapping[str, Any]) -> bool | None
 
 
 def _room(
-    quota: Mapping[str, Any], resource: str, key: str, hard: int, own: Sequence[Pod], others: Sequence[Pod]
+    quota: Mapping[str, Any],
+    resource: str,
+    key: str,
+    hard: int,
+    uid: str,
+    census: Census,
+    behind: Sequence[Neighbour],
 ) -> tuple[int, str]:
     metadata = quota.get("metadata") or {}
-    own_gpus = _counted(quota, own, resource)
+    own_gpus = _counted(quota, census.pods_of(uid), resource)
     used = ((quota.get("status") or {}).get("used") or {}).get(key)
     if used is None:
         # Until its controller has counted, the API server admits no pod under the quota.
@@ -94,9 +115,12 @@ def _room(
         return min(hard, own_gpus), note
     taken = max(0, whole(used) - own_gpus)
     if metadata.get("namespace"):
-        neighbours = [p for p in others if (p.get("metadata") or {}).get("namespace") == metadata["namespace"]]
-        taken = min(taken, _counted(quota, neighbours, resource))
-    return max(0, hard - taken), ""
+        taken = min(taken, _counted(quota, census.in_namespace(str(metadata["namespace"])), resource) - own_gpus)
+    room = max(0, hard - taken)
+    if room < own_gpus:
+        spare = (_counted(quota, census.pods_of(job.uid), resource) - job.minima_gpus for job in behind)
+        room = min(own_gpus, room + sum(gpus for gpus in spare if gpus > 0))
+    return room, ""
 
 
 def _counted(quota: Mapping[str, Any], pods: Iterable[Pod], resource: str) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from rljob_operator.census import Census, Share
 from rljob_operator.eligibility import (
     PRODUCT_LABEL,
     gpu_resources,
@@ -14,7 +15,7 @@ from rljob_operator.eligibility import (
     selects,
     untolerated_taints,
 )
-from rljob_operator.gate import SAMPLER, TRAINER, Pod, is_terminal, natural, pod_gpus, role_of
+from rljob_operator.gate import SAMPLER, TRAINER, natural
 from rljob_operator.quantity import QuantityError, whole
 from rljob_planner.api.spec import RLJobSpec
 from rljob_planner.placement import Room
@@ -70,7 +71,7 @@ class Site:
     keeps: bool = True
     """Whether the job's pods that run there may stay."""
     reserved: int = 0
-    """GPUs set aside for older jobs."""
+    """GPUs set aside for other jobs."""
 
     @property
     def name(self) -> str:
@@ -109,20 +110,17 @@ class Site:
         )
 
 
-def survey(
-    spec: RLJobSpec, nodes: Iterable[Mapping[str, Any]], own: Iterable[Pod], others: Iterable[Pod], notes: Notes
-) -> list[Site]:
-    """The nodes that a selector of the job allows, in order of their names; what is the matter with them goes to ``notes``.
+def survey(spec: RLJobSpec, nodes: Iterable[Mapping[str, Any]], uid: str, census: Census, notes: Notes) -> list[Site]:
+    """The nodes that a selector of the job with ``uid`` allows, in order of their names; what is the matter with them goes to ``notes``.
 
-    ``own`` are the job's pods, ``others`` all other pods of the cluster. A node appears once for each resource that the
-    roles count and that it is asked for.
+    ``census`` counts all pods of the cluster. A node appears once for each resource that the roles count and that it is asked for.
     """
-    own_by_node, others_by_node = _by_node(own), _by_node(others)
+    resources = sorted(gpu_resources(spec))
     sites = []
     for node in sorted(nodes, key=_order):
-        name = str((node.get("metadata") or {}).get("name", ""))
-        for resource in sorted(gpu_resources(spec)):
-            site = _look(spec, node, resource, own_by_node.get(name, ()), others_by_node.get(name, ()), notes)
+        held = census.on_node(str((node.get("metadata") or {}).get("name", "")))
+        for resource in resources:
+            site = _look(spec, node, resource, uid, held, notes)
             if site is not None:
                 _open(spec, site, notes)
                 sites.append(site)
@@ -130,22 +128,25 @@ def survey(
 
 
 def _look(
-    spec: RLJobSpec, node: Mapping[str, Any], resource: str, own: Sequence[Pod], others: Sequence[Pod], notes: Notes
+    spec: RLJobSpec, node: Mapping[str, Any], resource: str, uid: str, held: Mapping[str, Share], notes: Notes
 ) -> Site | None:
-    roles = tuple(r for r in _ROLES if nodes_of(spec, r).gpu_resource == resource and selects(spec, r, node))
     status = node.get("status") or {}
     has_gpus = any(resource in (status.get(kind) or {}) for kind in ("allocatable", "capacity"))
     # Without a selector every CPU node matches; only where somebody asked for the node is its lack of GPUs news.
+    if not (has_gpus or any(nodes_of(spec, r).selector for r in _ROLES)):
+        return None
+    roles = tuple(r for r in _ROLES if nodes_of(spec, r).gpu_resource == resource and selects(spec, r, node))
     if not roles or not (has_gpus or any(nodes_of(spec, r).selector for r in roles)):
         return None
+    own = held.get(uid)
     try:
         site = Site(
             node=node,
             resource=resource,
             allocatable=whole((status.get("allocatable") or {}).get(resource, 0)),
-            own_gpus=sum(pod_gpus(p, resource) for p in own),
-            others_gpus=sum(pod_gpus(p, resource) for p in others),
-            own_roles=frozenset(role_of(p) for p in own),
+            own_gpus=0 if own is None else own.of(resource),
+            others_gpus=sum(share.of(resource) for other, share in held.items() if other != uid),
+            own_roles=frozenset() if own is None else frozenset(own.roles),
             matching=roles,
         )
     except QuantityError as error:
@@ -180,15 +181,6 @@ def _open(spec: RLJobSpec, site: Site, notes: Notes) -> None:
         if any(taint.endswith(":NoExecute") for taint in taints):
             site.keeps = False
     site.open_to = tuple(open_to)
-
-
-def _by_node(pods: Iterable[Pod]) -> dict[str, list[Pod]]:
-    found: dict[str, list[Pod]] = {}
-    for pod in pods:
-        node = (pod.get("spec") or {}).get("nodeName")
-        if node and not is_terminal(pod):
-            found.setdefault(node, []).append(pod)
-    return found
 
 
 def _order(node: Mapping[str, Any]) -> tuple[str | int, ...]:

@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rljob_operator.census import Census
 from rljob_operator.eligibility import selects, untolerated_taints
+from rljob_operator.holders import Holder, in_words
 from rljob_operator.inventory import Inventory, shortage, take_inventory
 from rljob_planner.api.spec import RLJobSpec
 from rljob_planner.placement import Room
@@ -327,7 +329,7 @@ def test_a_quota_of_one_role_and_an_unknown_scope_count_with_a_note() -> None:
     assert "scope that the operator doesn't know" in inventory.notes[0]
 
 
-# --- older jobs -----------------------------------------------------------------------------------------------------------
+# --- other jobs -----------------------------------------------------------------------------------------------------------
 
 
 def split_status(samplers: int = 0, trainers: int = 0, sampler_gpus: int = 2, **status: Any) -> dict[str, Any]:
@@ -367,27 +369,91 @@ def test_what_an_older_job_still_has_to_get_is_set_aside_on_the_most_free_node()
 @pytest.mark.parametrize(
     "other",
     [
-        older("young", created="2026-01-03T00:00:00Z", status=split_status(trainers=1)),
-        older("zz", created="2026-01-02T00:00:00Z", status=split_status(trainers=1)),
+        older("young", created="2026-01-03T00:00:00Z"),
+        older("zz", created="2026-01-02T00:00:00Z"),
+        older("low", priority=-1),
         older(status=split_status(trainers=1, phase="Complete")),
         older(status=split_status(trainers=1), suspend=True),
         older(status=split_status(trainers=1), nodes={"selector": {"pool": "other"}}),
         older(status=split_status(trainers=1), nodes={"gpuResource": "amd.com/gpu"}),
-        older(),
+        older(suspend=True),
+        older(trainer={"template": template(), "gpusPerReplica": 16}),
+        older(nodes={"selector": {"pool": "other"}}),
     ],
 )
 def test_jobs_that_take_nothing_from_this_one(other: dict[str, Any]) -> None:
-    assert free(take(nodes=[node("n1")], jobs=[MINE, other])) == {"n1": 8}
+    assert free(take(nodes=[node("n1"), node("n2")], jobs=[MINE, other])) == {"n1": 8, "n2": 8}
 
 
-def test_of_the_same_second_the_name_decides() -> None:
-    other = older("aa", created="2026-01-02T00:00:00Z", status=split_status(trainers=1))
-    assert free(take(nodes=[node("n1")], jobs=[MINE, other])) == {}
+@pytest.mark.parametrize("created", ["2026-01-01T00:00:00Z", "2026-01-03T00:00:00Z"])
+def test_a_split_in_force_is_kept_for_its_job_whoever_comes_first(created: str) -> None:
+    other = older("other", created=created, status=split_status(trainers=1))
+    inventory = take(nodes=[node("n1")], jobs=[MINE, other])
+    assert free(inventory) == {}
+    assert inventory.plan_first == ()
+    assert inventory.holders == (Holder("rl/other", 0, 8),)
 
 
-def test_without_the_job_itself_all_others_count_as_older() -> None:
-    other = older("young", created="2027-01-01T00:00:00Z", status=split_status(trainers=1))
-    assert free(take(nodes=[node("n1")], jobs=[other])) == {}
+@pytest.mark.parametrize(
+    ("other", "first"),
+    [
+        (older("old"), True),
+        (older("young", created="2026-01-03T00:00:00Z"), False),
+        (older("high", created="2026-01-03T00:00:00Z", priority=1), True),
+        (older("low", priority=-1), False),
+        (older("aa", created="2026-01-02T00:00:00Z"), True),
+        (older("zz", created="2026-01-02T00:00:00Z"), False),
+    ],
+)
+def test_priority_then_age_then_uid_say_who_plans_first(other: dict[str, Any], first: bool) -> None:
+    inventory = take(nodes=[node("n1"), node("n2")], jobs=[MINE, other])
+    assert inventory.plan_first == ((f"rl/{other['metadata']['name']}",) if first else ())
+    # One trainer of 8 GPUs and one sampler are kept for the job that comes first, on whole nodes as far as that goes.
+    assert sum(free(inventory).values()) == (7 if first else 16)
+
+
+def test_minima_stay_kept_for_a_job_that_waits_for_gpus_and_are_no_turn() -> None:
+    waits = older(status={"conditions": [{"type": "Planned", "status": "False", "reason": "DoesNotFit"}]})
+    inventory = take(nodes=[node("n1"), node("n2")], pods=[pod("x", 2, node="n1")], jobs=[MINE, waits])
+    assert inventory.plan_first == ()
+    assert free(inventory) == {"n1": 5}
+    assert inventory.holders == (Holder("rl/old", 0, 9), Holder(None, 2))
+
+
+def test_a_job_on_other_nodes_does_not_plan_first() -> None:
+    other = older(nodes={"selector": {"pool": "other"}})
+    assert take(nodes=[node("n1"), node("o", labels={"pool": "other"})], jobs=[MINE, other]).plan_first == ("rl/old",)
+    mine = spec(nodes={"selector": {"pool": "mine"}})
+    both = [node("m", labels={"pool": "mine"}), node("o", labels={"pool": "other"})]
+    assert take(mine, nodes=both, jobs=[MINE, other]).plan_first == ()
+
+
+def test_without_the_job_itself_all_others_count_as_first() -> None:
+    other = older("young", created="2027-01-01T00:00:00Z")
+    assert take(nodes=[node("n1"), node("n2")], jobs=[other]).plan_first == ("rl/young",)
+
+
+def test_a_census_can_be_shared_by_many_inventories() -> None:
+    pods = [pod("mine", 5, node="n1", uid=UID), pod("other", 3, node="n1"), pod("odd", "x", node="n2")]
+    census = Census(pods)
+    assert take(nodes=[node("n1"), node("n2")], pods=census) == take(nodes=[node("n1"), node("n2")], pods=pods)
+    assert census.bound_gpus(UID, "sampler", "nvidia.com/gpu") == 5
+
+
+def test_a_lowered_quota_is_followed_by_the_last_job_first() -> None:
+    pods = [
+        *(pod(f"mine-{i}", 8, node="n1", uid=UID) for i in range(2)),
+        *(pod(f"young-{i}", 8, node="n1", uid="uid-young") for i in range(2)),
+    ]
+    young = older("young", created="2026-01-03T00:00:00Z", status=split_status(trainers=2))
+    nodes = [node("n1", 64)]
+    first = take(nodes=nodes, pods=pods, quotas=[quota("q", 25, used=32)], jobs=[MINE, young])
+    last = take_inventory(spec(), "uid-young", nodes, pods, [quota("q", 25, used=32)], [MINE, young])
+    assert (first.budget, last.budget) == (16, 9)
+    # Below the minima (9 GPUs) of the last, the first has to give too.
+    first = take(nodes=nodes, pods=pods, quotas=[quota("q", 20, used=32)], jobs=[MINE, young])
+    last = take_inventory(spec(), "uid-young", nodes, pods, [quota("q", 20, used=32)], [MINE, young])
+    assert (first.budget, last.budget) == (11, 4)
 
 
 def test_both_ends_of_a_move_are_promised() -> None:
@@ -411,6 +477,19 @@ def test_an_older_job_of_another_schema_is_respected_anywhere() -> None:
     inventory = take(nodes=[node("n1")], jobs=[other, MINE])
     assert inventory.rooms == ()
     assert "the spec of job rl/old can't be read" in inventory.notes[0]
+
+
+def test_a_shortage_names_who_has_the_gpus() -> None:
+    high = older("high", priority=5, status=split_status(trainers=2))
+    pods = [pod("t", 8, node="n1", uid="uid-high", role="trainer"), pod("x", 1, node="n2")]
+    inventory = take(nodes=[node("n1"), node("n2"), node("n3")], pods=pods, jobs=[MINE, high])
+    sentence = shortage(spec(), inventory)
+    assert sentence is not None
+    assert "RLJob rl/high holds 8 GPUs and 8 more are kept for it; pods of no RLJob hold 1 GPU" in sentence
+    many = tuple(Holder(f"rl/j{i}", 10 - i) for i in range(6))
+    assert in_words(many).endswith("RLJob rl/j2 holds 8 GPUs; 3 more have 18)")
+    assert in_words((Holder("rl/a", 0, 1),)) == " (1 GPU is kept for RLJob rl/a)"
+    assert in_words(()) == ""
 
 
 # --- shortage -------------------------------------------------------------------------------------------------------------
