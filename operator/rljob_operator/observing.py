@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from rljob_operator import gate, status
 from rljob_operator.config import Config
+from rljob_operator.course import lengths_so_far
 from rljob_operator.edges import Edges, Question
 from rljob_operator.passes import Pass
 from rljob_operator.readings import Telemetry
@@ -110,6 +111,7 @@ class Observer:
             # Windows do not span a move, so these are unknown during one; what held before it is kept in sight.
             period_s, mean = old.period_seconds, old.staleness_mean
         this.update(
+            lengths=lengths_so_far(this.before.lengths, this.spec.workload.steps, telemetry),
             observed=ObservedStatus(
                 at=timestamp(this.now_s),
                 policy_version=telemetry.policy_version.value,
@@ -119,6 +121,7 @@ class Observer:
                 queue_groups=rounded(telemetry.queue_groups.value, 3),
                 in_flight_samples=rounded(telemetry.in_flight_samples.value, 3),
                 response_tokens_mean=rounded(telemetry.response_tokens_mean.value, 3),
+                kv_usage=rounded(telemetry.kv_usage.value, 2),
                 gpus_held=this.held_gpus,
                 layout_generation=telemetry.layout_generation.value,
             )

@@ -6,7 +6,7 @@ import logging
 
 from pydantic import ValidationError
 
-from rljob_operator import rivals, status, trouble
+from rljob_operator import rivals, status, story, trouble
 from rljob_operator.actions import Actions
 from rljob_operator.cluster import RLJOBS, Api, ClusterError, Json
 from rljob_operator.edges import Edges
@@ -111,6 +111,7 @@ class Reporting:
             samplers=None if this.now.split is None else this.samplers.column(),
             trainers=None if this.now.split is None else this.trainers.column(),
         )
+        this.update(summary=story.summary(this.spec, this.now), next=story.next_step(this.spec, this.now))
         if this.now != this.before:
             await self._write(this.raw, this.now)
         self._measure(this, held)
