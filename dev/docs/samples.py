@@ -185,7 +185,7 @@ def _against(s: Sample, candidate: Candidate | None, what: str, binds: str) -> s
     if loss == float("inf"):
         return f"{what} breaks a limit: {candidate.reason}."
     if loss < _EQUAL:
-        gain = s.spec.rebalance.min_gain.replace("%", " %")
+        gain = (s.spec.rebalance.min_gain or "1%").replace("%", " %")
         return f"{what} is within {percent(max(loss, 0.0), 1)}, less than the {gain} that a move has to gain: either is a good answer."
     return f"{what} takes {percent(loss)} longer: {binds}."
 

@@ -1,9 +1,13 @@
 """Whether to change the split or the in-flight cap now, and why: a pure function of one situation.
 
-The order of the checks is the order of harm. A number that is unknown may not move a GPU, so that comes first; then a job that is
-not whole or has not settled, since what it shows is not the layout; then staleness over its limit, which spoils the training
-itself and is cured at once by a smaller in-flight cap; only then the split. A move must gain enough, pay its cost over the
-steps that remain, be wished several times in a row, and respect the pauses after the last one. Every way out has a code.
+The order of the checks is the order of harm. A number that is unknown may not move a GPU, so that comes first; then a side that is
+broken, which no split cures; then a job that is not whole or has not settled, since what it shows is not the layout; then staleness
+over its limit, which spoils the training itself and is cured at once by a smaller in-flight cap; only then the split.
+
+A move must pay its cost over the steps that remain, and it must be unlikely that it is regretted (``regret``): hysteresis comes from
+how uncertain the gain is, and not from a threshold. What a user states instead (``minGain``, ``persistence``, ``cooldown``) is obeyed.
+After a move the next may follow as soon as the new layout is measured, since a first split that was far off would else be put right
+by one replica an hour; only the way back waits until the last move could pay for itself. Every way out has a code.
 """
 
 from __future__ import annotations
@@ -11,8 +15,10 @@ from __future__ import annotations
 import math
 
 from rljob_operator.measured import calibrated as calibrated
-from rljob_operator.outlook import Outlook
+from rljob_operator.measured import turnover_s
+from rljob_operator.outlook import Gain, Outlook
 from rljob_operator.rebalance import epoch_s
+from rljob_operator.regret import REGRET_MOST, Stake
 from rljob_operator.situation import Decision as Decision
 from rljob_operator.situation import Planner as Planner
 from rljob_operator.situation import Situation as Situation
@@ -33,8 +39,17 @@ CAP_DEADBAND = 0.10
 CAP_MIN_GAIN = 0.01
 """Smallest predicted gain in the period for which the cap is raised: a higher cap costs staleness."""
 
-WAITING = frozenset({DecisionCode.NOT_PERSISTED, DecisionCode.COOLDOWN, DecisionCode.BACK_OFF})
+WAITING = frozenset({DecisionCode.UNCERTAIN, DecisionCode.NOT_PERSISTED, DecisionCode.COOLDOWN, DecisionCode.BACK_OFF})
 """Codes of a wish that passed all tests of worth and only waits; they count as agreement."""
+
+NO_GAIN = 0.005
+"""Predicted gain up to which two splits are equally good, where no ``minGain`` is stated: less is noise of the simulations."""
+
+LONGEST_PAYBACK_S = 3600.0
+"""Longest time that the way back waits for the last move to pay for itself."""
+
+COST_ERROR, MEASURED_COST_ERROR = 0.5, 0.25
+"""Relative error of what a move costs: as estimated, and as this job's moves have shown it."""
 
 MODE_CODES = {RebalanceMode.RECOMMEND: DecisionCode.RECOMMEND_ONLY, RebalanceMode.INITIAL: DecisionCode.INITIAL_ONLY}
 
@@ -56,6 +71,10 @@ def _held(s: Situation) -> Decision | None:
     unknown = unknown_now(s.telemetry)
     if unknown:
         return _metrics_unknown(s, unknown)
+    if s.faults:
+        return Decision(
+            DecisionCode.SIDE_BROKEN, f"no split cures a side that is broken, so nothing is moved: {s.faults[0]}"
+        )
     if not s.pods_ready:
         return Decision(
             DecisionCode.NOT_READY, f"pods are not ready, so the split is left alone: {s.not_ready or 'see Ready'}"
@@ -91,12 +110,12 @@ def _in_turnover(s: Situation) -> Decision | None:
     lengths, iteration_s = s.telemetry.response_lengths.value, s.telemetry.iteration_s.value
     if lengths is None or iteration_s is None or s.telemetry.since_s is None:
         return None
-    turnover_s = lengths.quantile(0.95) * iteration_s
-    if s.telemetry.since_s >= turnover_s:
+    needed_s = turnover_s(lengths, iteration_s)
+    if s.telemetry.since_s >= needed_s:
         return None
     return Decision(
         DecisionCode.SETTLING,
-        f"the layout is {s.telemetry.since_s:.0f} s old, and 95 % of the responses that started with it end within {turnover_s:.0f} s",
+        f"the layout is {s.telemetry.since_s:.0f} s old, and 95 % of the responses that started with it end within {needed_s:.0f} s",
     )
 
 
@@ -144,18 +163,21 @@ def _about_split(s: Situation, outlook: Outlook) -> Decision:
         if outlook.gain(s.split, reachable) <= 0:
             reachable = s.split
     gain = outlook.gain(reachable, best.split)
-    if gain < s.spec.rebalance.min_gain_fraction:
+    least = s.spec.rebalance.min_gain_fraction
+    if gain < (NO_GAIN if least is None else least):
         capped = _cap(s, outlook, present) if present.split.same_shape(s.split) else None
+        within = "which is within the noise of the simulations"
+        than = within if least is None else f"less than minGain {s.spec.rebalance.min_gain}"
         return capped or _decision(
             outlook,
             DecisionCode.GAIN_TOO_SMALL,
-            f"{best.split.label()} would save {gain:.1%} of the period, less than minGain {s.spec.rebalance.min_gain}",
+            f"{best.split.label()} would save {gain:.1%} of the period, {than}",
             best,
             best.split,
-            gain,
+            Gain(gain, 0.0, 0.0),
         )
     if s.spec.rebalance.mode is not RebalanceMode.AUTO:
-        return _worth(s, outlook, best, best.split, gain)
+        return _worth(s, outlook, best, reachable, best.split)
     target = outlook.step_towards(best.split)
     step_gain = gain if target == best.split else outlook.gain(reachable, target)
     if step_gain <= 0:
@@ -166,16 +188,22 @@ def _about_split(s: Situation, outlook: Outlook) -> Decision:
             "saves nothing: raise rebalance.maxStepGPUs",
             best,
             target,
-            step_gain,
+            Gain(step_gain, 0.0, 0.0),
         )
-    return _worth(s, outlook, best, target, step_gain)
+    return _worth(s, outlook, best, reachable, target)
 
 
-def _worth(s: Situation, outlook: Outlook, best: Plan, target: Split, gain: float) -> Decision:
-    """The decision about a target that gains: whether it pays, and whether it is time."""
-    saving_s, cost_s = outlook.saving_s(gain), outlook.cost_s(target)
+def _worth(s: Situation, outlook: Outlook, best: Plan, before: Split, target: Split) -> Decision:
+    """The decision about a target that gains over ``before``: whether it pays, whether that is certain, and whether it is time."""
+    quick = outlook.gain(before, target)
+    cost_s = outlook.cost_s(target)
+    gain = Gain(quick, 0.0, 0.0)
+    if (outlook.saving_s(quick) or 0.0) > cost_s:
+        gain = outlook.settled_gain(before, target)
+    saving_s = outlook.saving_s(gain.mean)
+    sure = f" ± {gain.error:.1%}" if gain.error else ""
     wish = (
-        f"{s.split.label()} → {target.label()} saves {gain:.1%} of the period "
+        f"{s.split.label()} → {target.label()} saves {gain.mean:.1%}{sure} of the period "
         f"({seconds(outlook.observed_period_s)} measured, responses {outlook.corrected.mean_tokens:.0f} tokens)"
     )
 
@@ -191,18 +219,62 @@ def _worth(s: Situation, outlook: Outlook, best: Plan, target: Split, gain: floa
     mode = s.spec.rebalance.mode
     if mode is not RebalanceMode.AUTO:
         return say(MODE_CODES[mode], f", {saving_s:.0f} s over the run; rebalance.mode {mode.value} leaves it to you")
-    ended_s = None if s.moves.last_ended_at is None else epoch_s(s.moves.last_ended_at)
-    if ended_s is not None and s.now_s < ended_s + s.spec.rebalance.cooldown_s:
-        left_s = ended_s + s.spec.rebalance.cooldown_s - s.now_s
+    left_s = _cooldown_left_s(s, target)
+    if left_s > 0.0:
         return say(DecisionCode.COOLDOWN, f", once the cooldown of the last move ends in {left_s:.0f} s")
     not_before_s = None if s.moves.not_before is None else epoch_s(s.moves.not_before)
     if not_before_s is not None and s.now_s < not_before_s:
         left_s = not_before_s - s.now_s
         return say(DecisionCode.BACK_OFF, f", but the last move was rolled back: the next may start in {left_s:.0f} s")
-    agreeing = 1 + agreement(s.decisions, s.split, target)
-    if agreeing < s.spec.rebalance.persistence:
-        return say(DecisionCode.NOT_PERSISTED, f", wished {agreeing} times of {s.spec.rebalance.persistence} in a row")
+    unsure = _unsure(s, gain, saving_s, cost_s)
+    if unsure is not None:
+        return say(DecisionCode.UNCERTAIN, unsure)
+    agreeing, wished = 1 + agreement(s.decisions, s.split, target), s.spec.rebalance.persistence
+    if wished is not None and agreeing < wished:
+        return say(DecisionCode.NOT_PERSISTED, f", wished {agreeing} times of {wished} in a row")
     return say(DecisionCode.MOVE, f": {saving_s:.0f} s over the run for {cost_s:.0f} s that the move costs")
+
+
+def _unsure(s: Situation, gain: Gain, saving_s: float, cost_s: float) -> str | None:
+    """Why a gain is too uncertain to move for, None if it is not, or if the user has said what is certain enough."""
+    rebalance, cost_error = s.spec.rebalance, COST_ERROR if s.moves.cost_seconds is None else MEASURED_COST_ERROR
+    saved_error_s = saving_s / gain.mean * gain.error
+    stake = Stake(saving_s - cost_s, math.hypot(saved_error_s, cost_error * cost_s))
+    if rebalance.min_gain is None and stake.chance_of_loss > REGRET_MOST:
+        return (
+            f": the chance that it loses time is {stake.chance_of_loss:.0%}, a move waits until it is {REGRET_MOST:.0%}"
+        )
+    if rebalance.persistence is not None:
+        return None
+    saved_variance = saved_error_s**2 / max(stake.error_s**2, 1e-12)
+    knowing_s = stake.worth_of_knowing_s(0.5 * gain.learnable * saved_variance)
+    doubling_s = s.calibration.readings * max(s.telemetry.window_s, rebalance.interval_s)
+    if knowing_s <= gain.mean * doubling_s:
+        return None
+    return f": it rests on little yet, and another {doubling_s:.0f} s of readings are worth more than they cost"
+
+
+def _cooldown_left_s(s: Situation, target: Split) -> float:
+    """Seconds until a move may follow the last one: as stated; else at once, but for the way back, which waits for the payback."""
+    if s.moves.last_ended_at is None:
+        return 0.0
+    pause_s = s.spec.rebalance.cooldown_s
+    if pause_s is None:
+        pause_s = _payback_s(s, target)
+    return epoch_s(s.moves.last_ended_at) + pause_s - s.now_s
+
+
+def _payback_s(s: Situation, target: Split) -> float:
+    """How long the last move needs to pay for itself if ``target`` lies back from where it came, else 0."""
+    last = next((d for d in reversed(s.decisions) if d.code is DecisionCode.MOVE_COMMITTED), None)
+    if last is None or last.from_split is None or last.to_split is None or not last.to_split.same_shape(s.split):
+        return 0.0
+    there, back = direction(last.from_split, last.to_split), direction(s.split, target)
+    if there[0] != back[0] or there[1] != -back[1]:
+        return 0.0
+    cost_s = s.moves.cost_seconds or last.cost_seconds or 0.0
+    gain = last.predicted_gain or 0.0
+    return min(LONGEST_PAYBACK_S, cost_s / gain) if gain > 0.0 else LONGEST_PAYBACK_S
 
 
 def agreement(decisions: tuple[DecisionStatus, ...], split: Split, target: Split) -> int:
@@ -226,12 +298,13 @@ def direction(before: Split, after: Split) -> tuple[str, int]:
 
 
 def _trainer_fixed(s: Situation, outlook: Outlook) -> Decision | None:
-    """What trainers that cannot be resized cost, None if no more than minGain."""
+    """What trainers that cannot be resized cost, None if too little to speak of."""
     free = outlook.plan()
     if free.split.same_shape(s.split):
         return None
     gain = outlook.gain(s.split, free.split)
-    if gain < s.spec.rebalance.min_gain_fraction:
+    least = s.spec.rebalance.min_gain_fraction
+    if gain < (2.0 * NO_GAIN if least is None else least):
         return None
     return _decision(
         outlook,
@@ -240,7 +313,7 @@ def _trainer_fixed(s: Situation, outlook: Outlook) -> Decision | None:
         "can follow a change of its replicas",
         free,
         free.split,
-        gain,
+        Gain(gain, 0.0, 0.0),
     )
 
 
@@ -283,6 +356,7 @@ def _cap(s: Situation, outlook: Outlook, present: Plan) -> Decision | None:
         predicted_gain=gain,
         plan=present,
         response_tokens_mean=outlook.corrected.mean_tokens,
+        inputs=outlook.inputs,
     )
 
 
@@ -292,7 +366,7 @@ def _decision(
     message: str,
     plan: Plan,
     split: Split | None = None,
-    gain: float | None = None,
+    gain: Gain | None = None,
     saving_s: float | None = None,
     cost_s: float | None = None,
 ) -> Decision:
@@ -300,12 +374,13 @@ def _decision(
         code,
         message,
         split,
-        None,
-        gain,
-        saving_s,
-        cost_s,
-        plan,
-        outlook.corrected.mean_tokens,
+        predicted_gain=None if gain is None else gain.mean,
+        gain_error=None if gain is None or not gain.error else gain.error,
+        saving_s=saving_s,
+        cost_s=cost_s,
+        plan=plan,
+        response_tokens_mean=outlook.corrected.mean_tokens,
+        inputs=outlook.inputs,
     )
 
 
@@ -322,8 +397,11 @@ def recorded(
             from_split=situation.split,
             to_split=decision.split,
             predicted_gain=rounded(decision.predicted_gain),
+            uncertainty=rounded(decision.gain_error),
+            saving_seconds=rounded(decision.saving_s),
             cost_seconds=rounded(decision.cost_s),
             response_tokens_mean=rounded(decision.response_tokens_mean),
             period_seconds=rounded(situation.telemetry.period_s.value),
+            inputs=decision.inputs,
         ),
     )

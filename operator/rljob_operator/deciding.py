@@ -8,14 +8,16 @@ from rljob_operator import planning, status
 from rljob_operator.config import Config
 from rljob_operator.decide import Decision, Situation, calibrated, decide, recorded
 from rljob_operator.edges import Edges
+from rljob_operator.measured import calibration_of, followed_lengths, kept, lengths_of
 from rljob_operator.metrics import OperatorMetrics
 from rljob_operator.moves import Moves
 from rljob_operator.passes import Pass
 from rljob_operator.readings import Telemetry
 from rljob_operator.rebalance import timestamp
+from rljob_operator.remembered import Remembered
+from rljob_operator.situation import faults_in
 from rljob_operator.status import rounded
-from rljob_planner.api.status import CalibrationStatus, DecisionCode, DecisionStatus
-from rljob_planner.calibrate import Calibration
+from rljob_planner.api.status import DecisionCode, DecisionStatus
 
 logger = logging.getLogger(__name__)
 
@@ -28,15 +30,24 @@ class Deciding:
         self._config = config
         self._metrics = metrics
         self._moves = moves
+        self._remembered = Remembered()
+
+    @staticmethod
+    def _broken(this: Pass) -> tuple[str, ...]:
+        """Pods that crash or can't start, in words."""
+        return tuple(
+            f"{role} pod {pod}: see its logs and events (kubectl describe pod), and mend its image, command or node"
+            for role, fleet in (("sampler", this.samplers), ("trainer", this.trainers))
+            for pod in fleet.broken
+        )
 
     async def decide(self, this: Pass, telemetry: Telemetry, published_generation: int) -> None:
         """Decides on fresh telemetry, keeps the decision and the calibration in the status, and starts what was decided."""
         split = this.before.split
         assert split is not None
         spec = planning.limited(this.spec, this.inventory)
-        kept = this.before.calibration
-        previous = Calibration() if kept is None else Calibration(**kept.model_dump())
-        calibration = calibrated(previous, telemetry, spec, split, this.inventory.rooms)
+        calibration = calibrated(calibration_of(this.before.calibration), telemetry, spec, split, this.inventory.rooms)
+        lengths = followed_lengths(lengths_of(this.before.calibration), telemetry, spec)
         situation = Situation(
             spec=spec,
             split=split,
@@ -49,18 +60,15 @@ class Deciding:
             pods_ready=this.all_ready,
             not_ready=status.ready(this.samplers, this.trainers, this.key[1]).message,
             settle_steps=self._config.settle_steps,
+            faults=(*self._broken(this), *faults_in(telemetry, spec)),
+            lengths=lengths,
+            remembered=self._remembered,
         )
         decision = await self._edges.in_thread(decide, situation, self._edges.planner)
         self._metrics.decided(*this.key, decision.code, decision.predicted_gain)
         logger.info("%s/%s: %s: %s", *this.key, decision.code, decision.message)
         this.update(
-            calibration=CalibrationStatus(
-                sampler_factor=rounded(calibration.sampler_factor) or 1.0,
-                trainer_factor=rounded(calibration.trainer_factor) or 1.0,
-                residual=rounded(calibration.residual),
-                pegged=calibration.pegged,
-                observations=calibration.observations,
-            ),
+            calibration=kept(calibration, lengths),
             decisions=recorded(
                 _with_measured_gain(this.before.decisions, telemetry), decision, situation, timestamp(this.now_s)
             ),

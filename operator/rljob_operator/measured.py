@@ -3,21 +3,39 @@
 What the metrics show is not quite what the model predicts. An engine's inter-token latency spans the pauses in which it takes new
 weights, which the model has as a term of its own; so the pause's share of a period is taken off. Means over the window are used
 throughout, since a rate over ten minutes and a gauge of this instant describe different moments.
+
+A latency between tokens is not all that samplers may lose: prefills, preemptions, a router that feeds them late. Where the trainer
+waits for samplers, so that every token counts, the tokens that came out per running sample say it all, and count instead.
+
+What is learned is kept in the status between decisions; the last part of this module turns it into that and back.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rljob_operator.readings import LengthHistogram, Reading, SamplerTelemetry, Telemetry, mean
+from rljob_operator.growth import LengthTrend, followed
+from rljob_operator.readings import LengthHistogram, Reading, SamplerTelemetry, Telemetry, finished_age_s, mean
+from rljob_operator.rebalance import epoch_s, timestamp
+from rljob_operator.status import rounded
+from rljob_planner.api.evidence import EvidenceStatus, LengthTrendStatus
 from rljob_planner.api.spec import RLJobSpec
+from rljob_planner.api.status import CalibrationStatus
 from rljob_planner.calibrate import Calibration, SamplerReading, TrainerReading, updated
 from rljob_planner.errors import PlanningError
+from rljob_planner.evidence import Evidence
 from rljob_planner.placement import Room
 from rljob_planner.split import Split
 
 MOST_RUNNING = 4.0
 """Running samples over those that a replica was told to take, beyond which the reading is no measurement of this job."""
+
+
+SAMPLERS_BIND = 0.10
+"""Share of the window that the trainer waits from which on samplers are what the period hangs on."""
+
+MOST_LOST = 1.5
+"""Seconds a token by what came out over the latency between tokens, at most: more is no loss of samplers but a count that is off."""
 
 
 def calibrated(
@@ -33,7 +51,7 @@ def calibrated(
     if samplers is None and trainer is None:
         return previous
     try:
-        return updated(previous, spec, split, rooms, samplers, trainer)
+        return updated(previous, spec, split, rooms, samplers, trainer, at_s=telemetry.at, window_s=telemetry.window_s)
     except (PlanningError, ArithmeticError, ValueError):
         # The spec has no model to compare with, and the plan says so where a person looks for it; or a reading is nonsense.
         return previous
@@ -54,10 +72,22 @@ def sampler_reading(telemetry: Telemetry, spec: RLJobSpec) -> SamplerReading | N
     pause_s, period_s = telemetry.weight_sync_s.value, telemetry.period_s.value
     pause_share = 0.0 if pause_s is None or not period_s else min(0.9, pause_s / period_s)
     return SamplerReading(
-        iteration_s=latency_s * (1.0 - pause_share),
+        iteration_s=_token_s(telemetry, latency_s, running) * (1.0 - pause_share),
         running_per_replica=running,
         resident_tokens_per_replica=resident,
     )
+
+
+def _token_s(telemetry: Telemetry, latency_s: float, running: float) -> float:
+    """Seconds in which a running sample gains a token: as engines say between two of them, or what came out where that is longer."""
+    waited, rate = telemetry.trainer_wait_share.value, telemetry.fleet(_generated_per_s, mean).value
+    if waited is None or waited < SAMPLERS_BIND or not rate:
+        return latency_s
+    return min(MOST_LOST * latency_s, max(latency_s, running / rate))
+
+
+def _generated_per_s(sampler: SamplerTelemetry) -> Reading[float]:
+    return sampler.generation_tokens_per_s
 
 
 def _resident_tokens(sampler: SamplerTelemetry) -> Reading[float]:
@@ -78,6 +108,110 @@ def trainer_reading(telemetry: Telemetry, spec: RLJobSpec) -> TrainerReading | N
         tokens=samples * (prompt + response),
         tokens_squared=samples * (prompt**2 + 2.0 * prompt * response + _second_moment(lengths, response)),
     )
+
+
+def followed_lengths(previous: LengthTrend | None, telemetry: Telemetry, spec: RLJobSpec) -> LengthTrend | None:
+    """How lengths move after this observation; a layout too young to have finished its long samples teaches nothing."""
+    lengths, iteration_s = telemetry.response_lengths.value, telemetry.iteration_s.value
+    period_s, since_s = telemetry.period_s.value, telemetry.since_s
+    if lengths is None or iteration_s is None or not period_s or since_s is None or telemetry.window_s <= 0:
+        return previous
+    if since_s < turnover_s(lengths, iteration_s) or not lengths.mean_tokens > 0:
+        return previous
+    try:
+        return followed(
+            previous,
+            lengths,
+            at_s=telemetry.at,
+            window_s=telemetry.window_s,
+            age_s=finished_age_s(lengths, iteration_s, telemetry.window_s),
+            period_s=period_s,
+            samples_per_prompt=spec.workload.samples_per_prompt,
+        )
+    except (ArithmeticError, ValueError):
+        return previous
+
+
+def turnover_s(lengths: LengthHistogram, iteration_s: float) -> float:
+    """Seconds in which 95 % of the samples that started with a layout have ended: before, short ones alone have finished."""
+    return lengths.quantile(0.95) * iteration_s
+
+
+def calibration_of(kept: CalibrationStatus | None) -> Calibration:
+    """The calibration that a status keeps."""
+    if kept is None:
+        return Calibration()
+    return Calibration(
+        sampler_factor=kept.sampler_factor,
+        trainer_factor=kept.trainer_factor,
+        residual=kept.residual,
+        pegged=kept.pegged,
+        observations=kept.observations,
+        sampler_evidence=_evidence_of(kept.sampler_evidence),
+        trainer_evidence=_evidence_of(kept.trainer_evidence),
+    )
+
+
+def lengths_of(kept: CalibrationStatus | None) -> LengthTrend | None:
+    """The trend of lengths that a status keeps."""
+    trend = None if kept is None else kept.lengths
+    if trend is None:
+        return None
+    return LengthTrend(
+        epoch_s(trend.at),
+        trend.log_mean,
+        trend.per_second,
+        trend.variance,
+        trend.covariance,
+        trend.rate_variance,
+        trend.spread,
+        trend.last,
+    )
+
+
+def kept(calibration: Calibration, lengths: LengthTrend | None) -> CalibrationStatus:
+    """What of a calibration and a trend a status keeps."""
+    return CalibrationStatus(
+        sampler_factor=rounded(calibration.sampler_factor) or 1.0,
+        trainer_factor=rounded(calibration.trainer_factor) or 1.0,
+        residual=rounded(calibration.residual),
+        pegged=calibration.pegged,
+        observations=calibration.observations,
+        sampler_evidence=_kept_evidence(calibration.sampler_evidence),
+        trainer_evidence=_kept_evidence(calibration.trainer_evidence),
+        lengths=None
+        if lengths is None
+        else LengthTrendStatus(
+            at=timestamp(lengths.at_s),
+            log_mean=_six(lengths.log_mean),
+            per_second=_six(lengths.per_s),
+            variance=_six(lengths.variance),
+            covariance=_six(lengths.covariance),
+            rate_variance=_six(lengths.rate_variance),
+            spread=_six(lengths.spread),
+            last=_six(lengths.last),
+        ),
+    )
+
+
+def _evidence_of(kept: EvidenceStatus | None) -> Evidence | None:
+    return None if kept is None else Evidence(kept.readings, kept.spread, kept.recent, kept.last, epoch_s(kept.at))
+
+
+def _kept_evidence(evidence: Evidence | None) -> EvidenceStatus | None:
+    if evidence is None:
+        return None
+    return EvidenceStatus(
+        readings=_six(evidence.readings),
+        spread=_six(evidence.spread),
+        recent=_six(evidence.recent),
+        last=_six(evidence.last),
+        at=timestamp(evidence.at_s),
+    )
+
+
+def _six(value: float) -> float:
+    return float(f"{value:.6g}")
 
 
 def _second_moment(lengths: LengthHistogram, mean_tokens: float) -> float:

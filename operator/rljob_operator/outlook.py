@@ -1,26 +1,80 @@
 """What the planner expects in a situation: for the split in force, for the best one, and for a step between the two.
 
 All periods that are compared come from simulations with the same random numbers, so a difference of two is far more certain than
-either. The planner asks are lazy and remembered: most decisions need one plan.
+either. The planner asks are lazy and remembered: most decisions need one plan, and where nothing has moved since the last one, none
+(``Remembered``).
+
+A gain is as uncertain as what it rests on. ``gain_error`` asks the same question again with each input one standard error higher and
+lower: both sides' speeds and the length of responses; adds what the model may be wrong about a split that nobody has seen run,
+in proportion to how much a side would change; and the noise of the simulations.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
+from rljob_operator.move_cost import duration_s, lost_s, taken_gpus
 from rljob_operator.readings import LengthHistogram, corrected_lengths, finished_age_s
 from rljob_operator.rebalance import with_replicas
+from rljob_operator.remembered import Inputs, Remembered
 from rljob_operator.situation import Planner, Situation
-from rljob_planner.api.spec import Objective
+from rljob_planner.api.evidence import DecisionInputs
+from rljob_planner.api.spec import Objective, RLJobSpec
+from rljob_planner.calibrate import Calibration
 from rljob_planner.lengths import LengthDistribution
 from rljob_planner.search import Plan
 from rljob_planner.split import Split
 
-START_S = 180.0
-"""Assumed time from a pod's creation to a loaded engine, in seconds, until a move of the job itself was measured."""
+LOOK_STEPS = 40
+"""Steps after a move that it has to be right for: then another can follow, if lengths go on changing."""
 
-REGROUP_S = 30.0
-"""Assumed time in which the whole job stands still while process groups form anew, in seconds."""
+SHAPE_ERROR = 0.05
+"""What the model may be wrong about a side that nobody has seen so large or so small, for each unit of ln(its size)."""
+
+COMPARED_STEPS = 320
+"""Steps of the two simulations that settle what a move would gain."""
+
+SUPPOSED_STEPS = 48
+"""Steps of the simulations that tell how the gain hangs on an input."""
+
+
+@dataclass(frozen=True)
+class Basis:
+    """What the planner is asked with."""
+
+    spec: RLJobSpec
+    """The spec with the environment as it is measured."""
+    calibration: Calibration
+    histogram: LengthHistogram
+    """Lengths of the samples that the next steps will train."""
+    lengths: LengthDistribution
+    """The same for the planner, cut off where responses are."""
+    steps: int | None
+    """Steps to go."""
+
+
+@dataclass(frozen=True)
+class Slopes:
+    """d ln(period of the split after over that before) / d ln(input), and what the shape of each side adds."""
+
+    samplers: float
+    trainers: float
+    lengths: float
+    shape: float
+    """Standard error that comes from sides of a size that nobody has seen."""
+
+
+@dataclass(frozen=True)
+class Gain:
+    """What one split saves over another, as a fraction of the period (of GPU-seconds a step if cost is the objective)."""
+
+    mean: float
+    error: float
+    """Its standard error."""
+    learnable: float
+    """Share of the error's variance that further readings take away."""
 
 
 class Outlook:
@@ -29,7 +83,6 @@ class Outlook:
     def __init__(self, situation: Situation, planner: Planner) -> None:
         self._situation = situation
         self._planner = planner
-        self._periods_s: dict[str, float] = {}
         telemetry = situation.telemetry
         finished, trend = telemetry.response_lengths.value, telemetry.response_trend.value
         iteration_s, period_s = telemetry.iteration_s.value, telemetry.period_s.value
@@ -39,56 +92,185 @@ class Outlook:
             )
         self.observed_period_s = period_s
         """Measured period in seconds."""
-        self.finished: LengthHistogram = finished
-        """Lengths of finished samples."""
+        self.move_s = duration_s(situation.moves, situation.spec, finished.quantile(0.99) * iteration_s, period_s)
+        """What a move is expected to take from its decision to its commit, in seconds."""
         age_s = finished_age_s(finished, iteration_s, telemetry.window_s)
-        self.cost_known_s = situation.moves.cost_seconds
-        """Measured cost of a move, None if none was."""
-        # A move is felt when it is over; lengths will have gone on growing until then.
-        self.corrected: LengthHistogram = corrected_lengths(finished, trend, age_s, lead_s=self.cost_known_s or 0.0)
-        """Lengths of samples that start when a move would be over."""
-        self.lengths = LengthDistribution.from_histogram(
-            self.corrected.at_measured_mean(), max=situation.spec.workload.response_tokens.max
+        # A move is felt when it is over, and has to be right for the steps after it; lengths go on changing until then.
+        if situation.lengths is None:
+            self.corrected: LengthHistogram = corrected_lengths(finished, trend, age_s, lead_s=self._lead_s())
+            """Lengths of the samples that the next steps will train."""
+            known = math.isfinite(trend.uncertainty_per_s)
+            self.length_error = trend.uncertainty_per_s * age_s if known else UNKNOWN_TREND
+            """Standard error of the logarithm of their mean."""
+            self.growth_per_s = trend.shrunk_per_s
+            """Change of the logarithm of their mean in 1/s."""
+        else:
+            log_mean, self.length_error = situation.lengths.ahead(self._lead_s())
+            self.corrected = finished.scaled(math.exp(log_mean) / finished.mean_tokens)
+            self.growth_per_s = situation.lengths.per_s
+        self._remembered = situation.remembered or Remembered()
+        self._basis = self._remembered.about(*self._asked_with())
+
+    def _asked_with(self) -> tuple[Inputs, Basis]:
+        situation, steps = self._situation, self._situation.steps_to_go
+        spec, calibration = _as_measured(situation), situation.calibration
+        environment = spec.workload.environment
+        turn_s = 1.0 if environment is None or not environment.seconds_per_turn > 0 else environment.seconds_per_turn
+        stated = situation.spec.model_dump_json(exclude={"sampler": {"template"}, "trainer": {"template"}})
+        inputs = Inputs(
+            same=(
+                stated,
+                situation.split.model_dump_json(),
+                tuple(situation.rooms),
+                situation.seed,
+                None if steps is None else steps.bit_length(),
+                calibration.decode,
+                calibration.kv_tokens,
+            ),
+            logarithms=(
+                math.log(calibration.sampler_speed),
+                math.log(calibration.trainer_speed),
+                math.log(self.corrected.mean_tokens),
+                math.log(1.0 + self.corrected.cv),
+                math.log(turn_s),
+            ),
+            errors=(calibration.sampler_error, calibration.trainer_error, self.length_error, SPREAD_ERROR, TURN_ERROR),
         )
-        """The same for the planner, cut off where responses are."""
+        return inputs, Basis(spec, calibration, self.corrected, self._distribution(self.corrected), steps)
+
+    def _lead_s(self) -> float:
+        steps = self._situation.steps_to_go
+        following = LOOK_STEPS if steps is None else min(LOOK_STEPS, steps)
+        return self.move_s + 0.5 * following * self.observed_period_s
+
+    def _distribution(self, histogram: LengthHistogram) -> LengthDistribution:
+        return LengthDistribution.from_histogram(
+            histogram.at_measured_mean(), max=self._situation.spec.workload.response_tokens.max
+        )
+
+    @property
+    def inputs(self) -> DecisionInputs:
+        """What the decision rests on, for the status."""
+        calibration, environment = self._situation.calibration, self._basis.spec.workload.environment
+        return DecisionInputs(
+            sampler_factor=_short(calibration.sampler_factor),
+            sampler_uncertainty=_short(calibration.sampler_error),
+            trainer_factor=_short(calibration.trainer_factor),
+            trainer_uncertainty=_short(calibration.trainer_error),
+            remaining_steps=self._situation.steps_to_go,
+            response_tokens_mean=_short(self.corrected.mean_tokens),
+            response_tokens_uncertainty=_short(self.length_error),
+            growth_per_step=_short(self.growth_per_s * self.observed_period_s),
+            environment_seconds_per_turn=None if environment is None else _short(environment.seconds_per_turn),
+        )
 
     def plan(self, trainer_replicas: int | None = None) -> Plan:
         """The best split with the replicas' shapes as they are; with ``trainer_replicas``, among those with as many trainers."""
-        situation = self._situation
-        return self._planner.plan(
-            situation.spec,
-            situation.rooms,
-            calibration=situation.calibration,
-            lengths=self.lengths,
-            steps=situation.steps_to_go,
-            keep=situation.split,
-            trainer_replicas=trainer_replicas,
-            detail=False,
-            seed=situation.seed,
+        basis = self._basis
+        return self._remembered.answer(
+            ("plan", trainer_replicas),
+            lambda: self._planner.plan(
+                basis.spec,
+                self._situation.rooms,
+                calibration=basis.calibration,
+                lengths=basis.lengths,
+                steps=basis.steps,
+                keep=self._situation.split,
+                trainer_replicas=trainer_replicas,
+                detail=False,
+                seed=self._situation.seed,
+            ),
         )
 
     def period_s(self, split: Split) -> float:
         """The period that the planner expects of a split, in seconds."""
-        key = split.model_dump_json()
-        if key not in self._periods_s:
-            situation = self._situation
-            self._periods_s[key] = self._planner.evaluate(
-                situation.spec,
-                split,
-                situation.rooms,
-                calibration=situation.calibration,
-                lengths=self.lengths,
-                seed=situation.seed,
-            ).period_s
-        return self._periods_s[key]
+        return self._evaluated(split)
+
+    def _evaluated(
+        self,
+        split: Split,
+        *,
+        lengths: LengthDistribution | None = None,
+        calibration: Calibration | None = None,
+        steps: int | None = None,
+    ) -> float:
+        basis = self._basis
+        supposed = (
+            None if calibration is None else (calibration.supposed_samplers, calibration.supposed_trainers),
+            None if lengths is None else lengths.mean(),
+        )
+        return self._remembered.answer(
+            ("period", split.model_dump_json(), supposed, steps),
+            lambda: (
+                self._planner.evaluate(
+                    basis.spec,
+                    split,
+                    self._situation.rooms,
+                    calibration=calibration or basis.calibration,
+                    lengths=lengths or basis.lengths,
+                    steps=steps,
+                    seed=self._situation.seed,
+                ).period_s
+            ),
+        )
 
     def gain(self, before: Split, after: Split) -> float:
         """Fraction of the period that ``after`` saves over ``before``; of GPU-seconds a step if cost is the objective."""
-        return 1.0 - self._burden(after) / self._burden(before)
+        return 1.0 - self._gpus(after) * self.period_s(after) / (self._gpus(before) * self.period_s(before))
 
-    def _burden(self, split: Split) -> float:
-        gpus = split.gpus if self._situation.spec.objective is Objective.COST else 1
-        return self.period_s(split) * gpus
+    def _gpus(self, split: Split) -> int:
+        return split.gpus if self._situation.spec.objective is Objective.COST else 1
+
+    def settled_gain(self, before: Split, after: Split) -> Gain:
+        """The same from longer simulations, with its standard error."""
+        telling = self._evaluated(after, steps=COMPARED_STEPS) / self._evaluated(before, steps=COMPARED_STEPS)
+        ratio = telling * self._gpus(after) / self._gpus(before)
+        slopes, calibration = self._slopes(before, after), self._situation.calibration
+        learnable = (
+            (slopes.samplers * calibration.sampler_error) ** 2
+            + (slopes.trainers * calibration.trainer_error) ** 2
+            + (slopes.lengths * self.length_error) ** 2
+        )
+        total = learnable + slopes.shape**2 + NOISE**2
+        return Gain(1.0 - ratio, ratio * math.sqrt(total), learnable / total)
+
+    def _slopes(self, before: Split, after: Split) -> Slopes:
+        return self._remembered.answer(
+            ("slopes", before.model_dump_json(), after.model_dump_json()), lambda: self._sloping(before, after)
+        )
+
+    def _sloping(self, before: Split, after: Split) -> Slopes:
+        """Central differences, over about a standard error to either side: the period has a kink where the sides are equal."""
+        present, basis = self._situation.calibration, self._basis
+
+        def slope(error: float, suppose: Callable[[Split, float], float]) -> tuple[float, float]:
+            nudge = math.exp(min(MOST_NUDGE, max(error, LEAST_NUDGE)))
+            own = [
+                math.log(suppose(split, nudge) / suppose(split, 1.0 / nudge)) / (2.0 * math.log(nudge))
+                for split in (before, after)
+            ]
+            return own[1] - own[0], own[1]
+
+        def samplers(split: Split, factor: float) -> float:
+            other = replace(basis.calibration, supposed_samplers=factor)
+            return self._evaluated(split, calibration=other, steps=SUPPOSED_STEPS)
+
+        def trainers(split: Split, factor: float) -> float:
+            other = replace(basis.calibration, supposed_trainers=factor)
+            return self._evaluated(split, calibration=other, steps=SUPPOSED_STEPS)
+
+        def lengths(split: Split, factor: float) -> float:
+            other = self._distribution(basis.histogram.scaled(factor))
+            return self._evaluated(split, lengths=other, steps=SUPPOSED_STEPS)
+
+        by_samplers, own_samplers = slope(present.sampler_error, samplers)
+        by_trainers, own_trainers = slope(present.trainer_error, trainers)
+        by_lengths, _ = slope(self.length_error, lengths)
+        shape = SHAPE_ERROR * math.hypot(
+            own_samplers * _change(before.samplers.gpus, after.samplers.gpus),
+            own_trainers * _change(before.trainers.gpus, after.trainers.gpus),
+        )
+        return Slopes(by_samplers, by_trainers, by_lengths, shape)
 
     def step_towards(self, best: Split) -> Split:
         """The split to move to now: ``best``, or as far towards it as ``maxStepGPUs`` lets a side give up.
@@ -119,20 +301,13 @@ class Outlook:
         return with_replicas(after, max(kept, after.samplers.replicas), after.trainers.replicas)
 
     def cost_s(self, after: Split) -> float:
-        """What a move to ``after`` costs, in seconds of lost progress: as measured, else as the caller says, else estimated.
-
-        Estimate: the GPUs that change sides do nothing while leaving samplers drain (half of a long response on the mean, at
-        most the drain timeout) and new pods start; everything stands still while the job regroups and finishes a step.
-        """
+        """What a move to ``after`` costs, in seconds of lost progress: as measured, else as the caller says, else estimated."""
         situation = self._situation
-        if self.cost_known_s is not None:
-            return self.cost_known_s
+        if situation.moves.cost_seconds is not None:
+            return situation.moves.cost_seconds
         if situation.move_cost_prior_s is not None:
             return situation.move_cost_prior_s
-        iteration_s = situation.telemetry.iteration_s.value or 0.0
-        drain_s = min(situation.spec.sampler.drain_timeout_s, self.corrected.quantile(0.99) * iteration_s)
-        share = max(taken_gpus(situation.split, after), 1) / situation.split.gpus
-        return share * (drain_s + START_S) + REGROUP_S + 0.5 * self.observed_period_s
+        return lost_s(situation.moves, situation.split, after, self.move_s, self.observed_period_s)
 
     def saving_s(self, gain: float) -> float | None:
         """Seconds that a gain saves over the remaining steps, None if those are unknown."""
@@ -140,14 +315,33 @@ class Outlook:
         return None if steps is None else gain * self.observed_period_s * steps
 
 
-def taken_gpus(before: Split, after: Split) -> int:
-    """GPUs that the side which shrinks more gives up; all of a side whose replicas change their shape."""
+NOISE = 0.005
+"""Standard error of the logarithm of the ratio of two simulated periods."""
 
-    def given(old: int, new: int, old_width: int, new_width: int) -> int:
-        return max(0, old - new) * old_width if old_width == new_width else old * old_width
+LEAST_NUDGE, MOST_NUDGE = 0.03, 0.15
+"""Least and most relative change of an input that a slope is taken over: less is the noise of a simulation, more another regime."""
 
-    b, a = before, after
-    return max(
-        given(b.samplers.replicas, a.samplers.replicas, b.samplers.gpus_per_replica, a.samplers.gpus_per_replica),
-        given(b.trainers.replicas, a.trainers.replicas, b.trainers.gpus_per_replica, a.trainers.gpus_per_replica),
-    )
+UNKNOWN_TREND = 0.1
+"""Standard error of ln(mean length) while too few samples were seen to tell how it changes."""
+
+SPREAD_ERROR, TURN_ERROR = 0.03, 0.04
+"""What ln(1 + cv of lengths) and ln(seconds of a turn) may be off."""
+
+
+def _change(before: int, after: int) -> float:
+    """|ln| of what a side grows or shrinks by."""
+    return abs(math.log(after / before)) if before > 0 and after > 0 else 1.0
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.4g}")
+
+
+def _as_measured(situation: Situation) -> RLJobSpec:
+    """The spec with the time of environments as it is measured."""
+    spec, turn_s = situation.spec, situation.telemetry.environment_turn_s.value
+    environment = spec.workload.environment
+    if environment is None or turn_s is None or not turn_s > 0.0:
+        return spec
+    measured = environment.model_copy(update={"seconds_per_turn": turn_s})
+    return spec.model_copy(update={"workload": spec.workload.model_copy(update={"environment": measured})})

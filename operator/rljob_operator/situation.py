@@ -7,9 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 
+from rljob_operator.growth import LengthTrend
 from rljob_operator.readings import Reading, Telemetry
+from rljob_operator.remembered import Remembered
 from rljob_planner import search
+from rljob_planner.api.evidence import DecisionInputs
 from rljob_planner.api.spec import Bound, RLJobSpec
 from rljob_planner.api.status import DecisionCode, DecisionStatus, MoveHistory
 from rljob_planner.calibrate import Calibration
@@ -51,6 +55,12 @@ class Situation:
     """What is not ready, in words, if ``pods_ready`` is false."""
     in_move: bool = False
     """Whether a move is under way."""
+    faults: tuple[str, ...] = ()
+    """What of a side is broken, such as a crash-looping pod: a sentence each, with the remedy."""
+    lengths: LengthTrend | None = None
+    """How response lengths moved over the run; by the two halves of the window if None."""
+    remembered: Remembered | None = field(default=None, compare=False, repr=False)
+    """Answers of the planner to the decision before, used again while what they rest on has hardly moved."""
     remaining_steps: int | None = None
     """Steps to go; from the policy version if None."""
     move_cost_prior_s: float | None = None
@@ -90,6 +100,10 @@ class Decision:
     """The planner's whole answer where it was asked."""
     response_tokens_mean: float | None = None
     """Mean response length in tokens that the plan was made for: corrected for growth."""
+    gain_error: float | None = None
+    """Standard error of ``predicted_gain``."""
+    inputs: DecisionInputs | None = None
+    """What it rested on; None where nothing was planned."""
 
 
 STALENESS_TOLERANCE = 0.02
@@ -160,4 +174,49 @@ def _unknown(readings: dict[str, object]) -> tuple[str, ...]:
         f"{words} ({reading.state})"
         for words, reading in readings.items()
         if isinstance(reading, Reading) and not reading.known
+    )
+
+
+FAR_SLOWER = 1.5
+"""Seconds a token over the median of the siblings from which on a sampler is broken; unlike batches differ by less."""
+
+LIKE_BUSY = 1.25
+"""Running samples over the siblings' up to which being slow is not a matter of having more to do."""
+
+
+def faults_in(telemetry: Telemetry, spec: RLJobSpec) -> tuple[str, ...]:
+    """What the metrics show to be broken: a sentence each, with the pod and the remedy."""
+    return (*_slow_samplers(telemetry), *_stalled_trainer(telemetry, spec))
+
+
+def _slow_samplers(telemetry: Telemetry) -> tuple[str, ...]:
+    seen = {
+        pod: (sampler.iteration_s.value, sampler.running_mean.value)
+        for pod, sampler in telemetry.samplers.items()
+        if pod in telemetry.ready_samplers and sampler.generation_tokens_per_s.value != 0
+    }
+    known = {pod: (each[0], each[1]) for pod, each in seen.items() if each[0] is not None and each[1] is not None}
+    if len(known) < 3:
+        return ()
+    found = []
+    for pod, (iteration_s, running) in sorted(known.items()):
+        others = [each for other, each in known.items() if other != pod]
+        typical_s, busy = median([each[0] for each in others]), median([each[1] for each in others])
+        if iteration_s > FAR_SLOWER * typical_s and running <= LIKE_BUSY * max(busy, 1.0):
+            found.append(
+                f"sampler pod {pod} takes {iteration_s * 1e3:.0f} ms a token, its siblings {typical_s * 1e3:.0f} ms: look at its node "
+                "(throttled or failing GPU, noisy neighbour), cordon the node and delete the pod"
+            )
+    return tuple(found)
+
+
+def _stalled_trainer(telemetry: Telemetry, spec: RLJobSpec) -> tuple[str, ...]:
+    steps, queued, since_s = telemetry.steps_in_window.value, telemetry.queue_groups.value, telemetry.since_s
+    if steps != 0 or queued is None or since_s is None or since_s < telemetry.window_s or telemetry.window_s <= 0:
+        return ()
+    if queued < spec.workload.prompts_per_step:
+        return ()
+    return (
+        f"no step ended in the last {telemetry.window_s:.0f} s although {queued:.0f} groups wait for the trainer: see the logs of the "
+        "trainer pods; one rank that hangs stops all",
     )

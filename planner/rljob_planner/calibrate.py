@@ -1,9 +1,9 @@
 """Learning the model's error from the run: one factor of speed a side.
 
 The model's constants were fitted elsewhere; a job's engine version, kernels and packing make it faster or slower by a factor that
-changes little over a run. So each side has one factor, measured over predicted speed, averaged exponentially in its
-logarithm (twice as fast and half as fast cancel). The factor is clamped: beyond a factor of two the readings, the model
-or the stated hardware are wrong, and saying so (``pegged``) helps more than following them.
+changes little over a run. So each side has one factor, measured over predicted speed, averaged in its logarithm (twice as fast and
+half as fast cancel; ``evidence`` says how, and how sure it is). The factor is clamped: beyond a factor of two the readings, the
+model or the stated hardware are wrong, and saying so (``pegged``) helps more than following them.
 
 The residual is what stays between the calibrated model and the next reading: the planner's confidence.
 
@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 from rljob_planner.accelerators import Accelerators
 from rljob_planner.api.spec import RLJobSpec
 from rljob_planner.errors import PlanningError
+from rljob_planner.evidence import Evidence, absorbed, first
 from rljob_planner.hardware import DecodeEfficiency
 from rljob_planner.job import Job
 from rljob_planner.placement import Room
@@ -35,8 +36,11 @@ LEAST_FACTOR = 0.5
 MOST_FACTOR = 2.0
 MOST_SHARED_ERROR = 0.10
 """Mean error of a fit from which it is said that the model does not describe its rows."""
-_WEIGHT = 0.3
-"""Weight of a new reading in the average."""
+UNMEASURED_ERROR = 0.22
+"""Standard error of ln(a side's speed over the model's) while nothing is measured: of the published step times 48 tell, whose
+median |error| of the period is 0.22; a side's own error is about as large."""
+_RESIDUAL_WEIGHT = 0.3
+"""Weight of a new reading in the averaged residual."""
 
 
 @dataclass(frozen=True)
@@ -75,26 +79,54 @@ class Calibration:
     """The engine behind ``decode`` and ``kv_tokens``."""
     fit_error: float | None = None
     """Mean |error| of the fit on the benchmark rows that it was made from; None: no benchmark."""
+    sampler_evidence: Evidence | None = None
+    """What is behind ``sampler_factor``; None unless the run has shown it."""
+    trainer_evidence: Evidence | None = None
+    """What is behind ``trainer_factor``; None unless the run has shown it."""
+    supposed_samplers: float = 1.0
+    """What the samplers' speed is multiplied with to ask what would be if it were another."""
+    supposed_trainers: float = 1.0
+    """The same for the trainers."""
     alone: bool = False
     """Whether engine and trainer run by themselves, without what a running RL system loses and gains around them."""
 
     @property
+    def sampler_error(self) -> float:
+        """Standard error of the logarithm of the samplers' speed."""
+        evidence = self.sampler_evidence
+        return UNMEASURED_ERROR if evidence is None else evidence.error_of(self.sampler_factor)
+
+    @property
+    def trainer_error(self) -> float:
+        """Standard error of the logarithm of the trainer's speed."""
+        evidence = self.trainer_evidence
+        return UNMEASURED_ERROR if evidence is None else evidence.error_of(self.trainer_factor)
+
+    @property
+    def readings(self) -> float:
+        """Independent readings of the side that was measured least; 1 where one was not."""
+        known = [1.0 if e is None else e.readings for e in (self.sampler_evidence, self.trainer_evidence)]
+        return max(1.0, min(known))
+
+    @property
     def sampler_speed(self) -> float:
         """Speed of samplers in a running job over the model's: as the job has shown it, else as published runs show it."""
-        if self.alone or self._of_a_run(self.sampler_factor):
-            return self.sampler_factor
-        return self.sampler_factor * training_efficiency().sampler_efficiency
+        shown = self.alone or self._of_a_run(self.sampler_factor, self.sampler_evidence)
+        return (
+            self.sampler_factor * self.supposed_samplers * (1.0 if shown else training_efficiency().sampler_efficiency)
+        )
 
     @property
     def trainer_speed(self) -> float:
         """Speed of the trainer in a running job over the model's: as the job has shown it, else as published runs show it."""
-        if self.alone or self._of_a_run(self.trainer_factor):
-            return self.trainer_factor
-        return self.trainer_factor * training_efficiency().trainer_efficiency
+        shown = self.alone or self._of_a_run(self.trainer_factor, self.trainer_evidence)
+        return (
+            self.trainer_factor * self.supposed_trainers * (1.0 if shown else training_efficiency().trainer_efficiency)
+        )
 
-    def _of_a_run(self, factor: float) -> bool:
+    def _of_a_run(self, factor: float, evidence: Evidence | None) -> bool:
         """Whether a factor comes from a running job; one from a benchmark says what an engine does alone."""
-        return factor != 1.0 and self.measured_on is None
+        return evidence is not None or (factor != 1.0 and self.measured_on is None)
 
     def kv_tokens_at(self, tensor_parallel: int) -> int | None:
         """The reported KV room of a replica of this width, None if one of another width was measured."""
@@ -134,51 +166,73 @@ def updated(
     accelerators: Accelerators | Sequence[Room],
     sampler_reading: SamplerReading | None,
     trainer_reading: TrainerReading | None,
+    *,
+    at_s: float = 0.0,
+    window_s: float = 0.0,
 ) -> Calibration:
     """The calibration after these readings of a run with this split; a reading that is None changes nothing.
 
-    ``accelerators`` are the GPU types, or the nodes that tell them. Raises PlanningError if the spec has no model of its own.
+    ``accelerators`` are the GPU types, or the nodes that tell them. The readings are means over ``window_s`` seconds that ended at
+    ``at_s`` (since the epoch); without a window each counts as a new one. Raises PlanningError if the spec has no model of its own.
     """
     job = Job.of(spec, accelerators, calibration=previous)
-    factors = [previous.sampler_factor, previous.trainer_factor]
-    errors: list[float] = []
-    pegged = [_at_limit(f) for f in factors]
-    for side, (measured_s, predicted_s) in enumerate(
-        (
-            (None, 0.0)
-            if sampler_reading is None
-            else (sampler_reading.iteration_s, _predicted_iteration_s(job, split, sampler_reading)),
-            (None, 0.0)
-            if trainer_reading is None
-            else (trainer_reading.step_s, _predicted_step_s(job, split, trainer_reading)),
-        )
-    ):
-        if measured_s is None or not (math.isfinite(measured_s) and measured_s > 0 and predicted_s > 0):
-            continue
-        learned = factors[side] != 1.0
-        if learned:
-            errors.append(abs(math.log(measured_s * factors[side] / predicted_s)))
-        factors[side], pegged[side] = _averaged(factors[side], predicted_s / measured_s, _WEIGHT if learned else 1.0)
-    if factors == [previous.sampler_factor, previous.trainer_factor] and not errors:
+    sampler = trainer = None
+    if sampler_reading is not None:
+        sampler = _speed(sampler_reading.iteration_s, _predicted_iteration_s(job, split, sampler_reading))
+    if trainer_reading is not None:
+        trainer = _speed(trainer_reading.step_s, _predicted_step_s(job, split, trainer_reading))
+    if sampler is None and trainer is None:
         return previous
+    samplers = _learned(previous.sampler_factor, previous.sampler_evidence, sampler, at_s, window_s)
+    trainers = _learned(previous.trainer_factor, previous.trainer_evidence, trainer, at_s, window_s)
+    errors = [side.error for side in (samplers, trainers) if side.error is not None]
     residual = previous.residual
     if errors:
         seen = max(errors)
-        residual = seen if residual is None else residual + _WEIGHT * (seen - residual)
+        residual = seen if residual is None else residual + _RESIDUAL_WEIGHT * (seen - residual)
     return replace(
         previous,
-        sampler_factor=factors[0],
-        trainer_factor=factors[1],
+        sampler_factor=samplers.factor,
+        trainer_factor=trainers.factor,
         residual=residual,
-        pegged=any(pegged),
+        pegged=_at_limit(samplers.factor) or _at_limit(trainers.factor),
         observations=previous.observations + 1,
+        sampler_evidence=samplers.evidence,
+        trainer_evidence=trainers.evidence,
     )
 
 
-def _averaged(factor: float, reading: float, weight: float) -> tuple[float, bool]:
-    moved = math.exp((1.0 - weight) * math.log(factor) + weight * math.log(reading))
-    clamped = min(MOST_FACTOR, max(LEAST_FACTOR, moved))
-    return clamped, _at_limit(clamped)
+@dataclass(frozen=True)
+class _Side:
+    """One side's factor after a reading."""
+
+    factor: float
+    evidence: Evidence | None
+    error: float | None
+    """|ln| of the reading over what the factor before it said; None where there was none."""
+
+
+def _speed(measured_s: float, predicted_s: float) -> float | None:
+    """Measured over predicted speed; None where a number can't be."""
+    if not (math.isfinite(measured_s) and measured_s > 0 and math.isfinite(predicted_s) and predicted_s > 0):
+        return None
+    return predicted_s / measured_s
+
+
+def _learned(factor: float, evidence: Evidence | None, reading: float | None, at_s: float, window_s: float) -> _Side:
+    if reading is None:
+        return _Side(factor, evidence, None)
+    if evidence is None:
+        # A factor that was known before the run, from a benchmark, is what the first reading may contradict.
+        error = None if factor == 1.0 else abs(math.log(reading / factor))
+        value, seen = first(reading, at_s)
+        return _Side(_clamped(value), seen, error)
+    value, seen = absorbed(factor, evidence, reading, at_s, window_s)
+    return _Side(_clamped(value), seen, abs(math.log(reading / factor)))
+
+
+def _clamped(factor: float) -> float:
+    return min(MOST_FACTOR, max(LEAST_FACTOR, factor))
 
 
 def _at_limit(factor: float) -> bool:

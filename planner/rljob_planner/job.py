@@ -201,7 +201,9 @@ class Job:
 
     def trainer_speed(self, calibration: Calibration) -> float:
         """Speed of this job's trainer over the model's; a stated MFU is that of a running trainer already."""
-        return calibration.trainer_speed if self.trainer_setup.mfu is None else calibration.trainer_factor
+        if self.trainer_setup.mfu is None:
+            return calibration.trainer_speed
+        return calibration.trainer_factor * calibration.supposed_trainers
 
     def train_cost(self, split: TrainerSplit, factor: float) -> TrainCost:
         """Cost of a training step that is ``factor`` times as fast as the model says."""

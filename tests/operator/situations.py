@@ -114,6 +114,7 @@ class FakePlanner:
     best: Split = field(default_factory=split)
     period: Callable[[Split], float] = lambda s: PERIOD_S
     caps: Callable[[int], int] = lambda trainers: CAP
+    slope: Callable[[Split, Calibration], float] = lambda s, calibration: 1.0
     error: str | None = None
     plans: list[dict[str, Any]] = field(default_factory=list)
     evaluations: list[dict[str, Any]] = field(default_factory=list)
@@ -134,7 +135,7 @@ class FakePlanner:
 
     def _evaluate(self, spec: RLJobSpec, asked_split: Split, rooms: Any, **asked: Any) -> Any:
         self.evaluations.append(asked)
-        return SimpleNamespace(period_s=self.period(asked_split))
+        return SimpleNamespace(period_s=self.period(asked_split) * self.slope(asked_split, asked["calibration"]))
 
 
 def by_trainers(**seconds: float) -> Callable[[Split], float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,12 +15,16 @@ from rljob_operator.decide import (
     recorded,
     staleness_check,
 )
-from rljob_operator.outlook import taken_gpus
+from rljob_operator.move_cost import taken_gpus
+from rljob_operator.outlook import LOOK_STEPS, SUPPOSED_STEPS
 from rljob_operator.readings import Reading, Trend
 from rljob_operator.rebalance import timestamp, with_replicas
+from rljob_operator.remembered import Remembered
+from rljob_operator.situation import faults_in
 from rljob_planner.api.status import DecisionCode, DecisionStatus, MoveHistory
 from rljob_planner.calibrate import Calibration
-from rljob_planner.split import SamplerSplit
+from rljob_planner.evidence import Evidence
+from rljob_planner.split import SamplerSplit, Split
 from tests.operator.situations import (
     NOW_S,
     PERIOD_S,
@@ -29,6 +34,7 @@ from tests.operator.situations import (
     gaining,
     noted,
     run,
+    sampler,
     situation,
     spec,
     split,
@@ -43,27 +49,30 @@ def test_a_split_that_gains_is_moved_to() -> None:
     assert decision.predicted_gain == pytest.approx(0.2)
     assert decision.saving_s == pytest.approx(0.2 * PERIOD_S * 900)
     assert decision.cost_s == 60.0
-    assert "saves 20.0% of the period" in decision.message
+    assert "saves 20.0% ± 0.4% of the period" in decision.message
 
 
 def test_all_comparisons_share_lengths_seed_and_calibration() -> None:
     fake, calibration = gaining(), Calibration(sampler_factor=0.8)
     run(fake, calibration=calibration, seed=5)
-    asked = [*fake.plans, *fake.evaluations]
-    assert len(fake.evaluations) >= 2
-    assert {each["seed"] for each in asked} == {5}
+    supposed = [each for each in fake.evaluations if each["steps"] == SUPPOSED_STEPS]
+    asked = [*fake.plans, *(each for each in fake.evaluations if each["steps"] != SUPPOSED_STEPS)]
+    assert len(asked) >= 3
+    assert {each["seed"] for each in [*asked, *supposed]} == {5}
     assert all(each["calibration"] is calibration for each in asked)
     assert len({id(each["lengths"]) for each in asked}) == 1
     assert all(each["keep"] == split() and each["steps"] == 900 for each in fake.plans)
 
 
-def test_lengths_are_planned_as_they_will_be_when_the_move_is_over() -> None:
+def test_lengths_are_planned_as_they_will_be_in_the_steps_after_the_move() -> None:
     fake = gaining()
-    decision = run(fake, telemetry=telemetry(response_trend=Reading.of(Trend(0.001, 0.0))))
+    decision = run(fake, telemetry=telemetry(response_trend=Reading.of(Trend(0.0005, 0.0))))
     finished = telemetry().response_lengths.value
     assert finished is not None
     age_s = 0.02 * finished.second_moment / 1000.0 + 60.0
-    assert decision.response_tokens_mean == pytest.approx(1000.0 * math.exp(0.001 * (age_s + 60.0)))
+    move_s = 5.0 + finished.quantile(0.99) * 0.02 + 30.0 + 180.0 + 35.0
+    expected = 1000.0 * math.exp(0.0005 * (age_s + move_s + 0.5 * LOOK_STEPS * PERIOD_S))
+    assert decision.response_tokens_mean == pytest.approx(expected)
     assert fake.plans[0]["lengths"].mean() == pytest.approx(decision.response_tokens_mean, rel=0.01)
 
 
@@ -74,9 +83,14 @@ def test_at_the_optimum_nothing_is_done() -> None:
 
 
 def test_a_small_gain_is_not_worth_a_move() -> None:
-    decision = run(FakePlanner(best=split(40, 3), period=by_trainers(t2=10.0, t3=9.6)))
+    little = FakePlanner(best=split(40, 3), period=by_trainers(t2=10.0, t3=9.6))
+    decision = run(little, spec=spec(rebalance__minGain="5%"))
     assert decision.code is DecisionCode.GAIN_TOO_SMALL
     assert "minGain 5%" in decision.message
+    assert run(little).code is DecisionCode.MOVE
+    nothing = run(FakePlanner(best=split(40, 3), period=by_trainers(t2=10.0, t3=9.96)))
+    assert nothing.code is DecisionCode.GAIN_TOO_SMALL
+    assert "noise of the simulations" in nothing.message
 
 
 def test_a_gain_that_the_rest_of_the_run_does_not_pay() -> None:
@@ -98,10 +112,132 @@ def test_the_cost_of_a_move_is_measured_else_stated_else_estimated() -> None:
 
 def test_cooldown_after_a_move() -> None:
     ended = MoveHistory(cost_seconds=60.0, last_ended_at=timestamp(NOW_S - 600.0))
-    decision = run(moves=ended)
+    stated = spec(rebalance__cooldown="15m")
+    decision = run(moves=ended, spec=stated)
     assert decision.code is DecisionCode.COOLDOWN
     assert "in 300 s" in decision.message
-    assert run(moves=ended.model_copy(update={"last_ended_at": timestamp(NOW_S - 901.0)})).code is DecisionCode.MOVE
+    later = ended.model_copy(update={"last_ended_at": timestamp(NOW_S - 901.0)})
+    assert run(moves=later, spec=stated).code is DecisionCode.MOVE
+
+
+def committed(before: Split, after: Split, gain: float = 0.05) -> DecisionStatus:
+    return noted(DecisionCode.MOVE_COMMITTED, after, before=before).model_copy(update={"predicted_gain": gain})
+
+
+def test_a_move_in_the_same_direction_follows_as_soon_as_the_layout_is_measured() -> None:
+    ended = MoveHistory(cost_seconds=60.0, last_ended_at=timestamp(NOW_S - 100.0))
+    assert run(moves=ended, decisions=(committed(split(56, 1), split()),)).code is DecisionCode.MOVE
+
+
+def test_the_way_back_waits_until_the_last_move_could_pay_for_itself() -> None:
+    ended = MoveHistory(cost_seconds=60.0, last_ended_at=timestamp(NOW_S - 100.0))
+    back = (committed(split(40, 3), split()),)
+    decision = run(moves=ended, decisions=back)
+    assert decision.code is DecisionCode.COOLDOWN
+    assert "in 1100 s" in decision.message
+    paid = ended.model_copy(update={"last_ended_at": timestamp(NOW_S - 1201.0)})
+    assert run(moves=paid, decisions=back).code is DecisionCode.MOVE
+
+
+def known_to(error: float, readings: float = 4.0) -> Calibration:
+    """Factors with this standard error."""
+    evidence = Evidence(readings, error * math.sqrt(readings), 0.0, 0.0, NOW_S)
+    return Calibration(observations=4, sampler_evidence=evidence, trainer_evidence=evidence)
+
+
+def sensitive(best: float) -> FakePlanner:
+    """A planner whose larger trainer side would gain, all of it hanging on how fast samplers are."""
+    return FakePlanner(
+        best=split(40, 3),
+        period=by_trainers(t2=10.0, t3=best),
+        slope=lambda s, calibration: calibration.supposed_samplers ** (-1.0 if s.trainers.replicas == 3 else 0.0),
+    )
+
+
+def test_a_gain_must_be_more_certain_than_uncertain() -> None:
+    free = spec(rebalance__persistence=None)
+    sure = run(sensitive(9.5), spec=free, calibration=known_to(0.01))
+    assert sure.code is DecisionCode.MOVE
+    unsure = run(sensitive(9.5), spec=free, calibration=known_to(0.05))
+    assert unsure.code is DecisionCode.UNCERTAIN
+    assert unsure.gain_error == pytest.approx(0.95 * 0.05, rel=0.3)
+    assert "the chance that it loses time is" in unsure.message
+    assert run(sensitive(7.0), spec=free, calibration=known_to(0.05)).code is DecisionCode.MOVE
+
+
+def test_a_stated_gain_is_obeyed_whatever_its_uncertainty() -> None:
+    stated = spec(rebalance__minGain="3%")
+    assert run(sensitive(9.5), spec=stated, calibration=known_to(0.05)).code is DecisionCode.MOVE
+
+
+def test_what_rests_on_little_waits_for_another_reading_where_that_is_worth_more_than_it_costs() -> None:
+    free, long = spec(rebalance__persistence=None), telemetry(policy_version=Reading.of(0))
+    many = {"spec": free, "telemetry": long, "remaining_steps": 20_000, "calibration": known_to(0.03, 1.0)}
+    early = run(sensitive(9.5), **many)
+    assert early.code is DecisionCode.UNCERTAIN
+    assert "rests on little yet" in early.message
+    assert run(sensitive(8.0), **many).code is DecisionCode.MOVE
+
+
+def test_a_side_that_is_broken_is_named_and_nothing_moves() -> None:
+    fake = gaining()
+    decision = run(fake, faults=("sampler pod s-1 crashes: see its logs",), pods_ready=False)
+    assert decision.code is DecisionCode.SIDE_BROKEN
+    assert "s-1" in decision.message
+    assert fake.plans == []
+
+
+def test_a_sampler_far_slower_than_its_siblings_is_broken() -> None:
+    pods = {f"s-{i}": sampler(iteration_s=Reading.of(0.02 if i else 0.05)) for i in range(4)}
+    (words,) = faults_in(telemetry(samplers=pods, ready_samplers=frozenset(pods)), spec())
+    assert "s-0 takes 50 ms a token, its siblings 20 ms" in words
+    busy = pods | {"s-0": sampler(iteration_s=Reading.of(0.05), running_mean=Reading.of(90.0))}
+    assert faults_in(telemetry(samplers=busy, ready_samplers=frozenset(pods)), spec()) == ()
+    two = {pod: pods[pod] for pod in ("s-0", "s-1")}
+    assert faults_in(telemetry(samplers=two, ready_samplers=frozenset(two)), spec()) == ()
+    unknown = pods | {"s-0": sampler(iteration_s=Reading.missing())}
+    assert faults_in(telemetry(samplers=unknown, ready_samplers=frozenset(pods)), spec()) == ()
+
+
+def test_a_trainer_that_stalls_before_a_full_queue_is_broken() -> None:
+    stalled = telemetry(steps_in_window=Reading.of(0), queue_groups=Reading.of(40.0))
+    (words,) = faults_in(stalled, spec())
+    assert "40 groups wait for the trainer" in words
+    assert faults_in(telemetry(steps_in_window=Reading.of(0), queue_groups=Reading.of(2.0)), spec()) == ()
+    assert faults_in(telemetry(queue_groups=Reading.of(40.0)), spec()) == ()
+
+
+def test_environments_are_planned_with_as_they_are_measured() -> None:
+    agentic = spec(workload__environment={"secondsPerTurn": 10.0, "turns": 4})
+    seen = telemetry(environment_turn_s=Reading.of(25.0))
+    decision = run(spec=agentic, telemetry=seen)
+    assert decision.inputs is not None
+    assert decision.inputs.environment_seconds_per_turn == 25.0
+    unknown = run(spec=agentic)
+    assert unknown.inputs is not None
+    assert unknown.inputs.environment_seconds_per_turn == 10.0
+
+
+def test_the_planner_is_not_asked_again_while_nothing_has_moved() -> None:
+    fake, remembered = gaining(), Remembered()
+    first = run(fake, remembered=remembered, calibration=known_to(0.02))
+    asked = len(fake.plans) + len(fake.evaluations)
+    again = run(
+        fake, remembered=remembered, calibration=replace(known_to(0.02), sampler_factor=1.005), now_s=NOW_S + 60.0
+    )
+    assert len(fake.plans) + len(fake.evaluations) == asked
+    assert (first.code, again.code) == (DecisionCode.MOVE, DecisionCode.MOVE)
+    run(fake, remembered=remembered, calibration=replace(known_to(0.02), sampler_factor=1.05))
+    assert len(fake.plans) + len(fake.evaluations) > asked
+
+
+def test_uncertainty_is_never_remembered() -> None:
+    remembered, free = Remembered(), spec(rebalance__persistence=None)
+    fake = sensitive(9.5)
+    assert run(fake, spec=free, calibration=known_to(0.05), remembered=remembered).code is DecisionCode.UNCERTAIN
+    asked = len(fake.evaluations)
+    assert run(fake, spec=free, calibration=known_to(0.01), remembered=remembered).code is DecisionCode.MOVE
+    assert len(fake.evaluations) == asked
 
 
 def test_back_off_after_a_roll_back() -> None:

@@ -28,6 +28,7 @@ from tests.operator.situations import (
     run,
     sampler,
     situation,
+    spec,
     split,
     telemetry,
 )
@@ -98,10 +99,11 @@ def test_lost_metrics_never_cause_a_move(
 )
 def test_noise_below_min_gain_never_moves(noise: list[float], trainers: list[int]) -> None:
     decisions: tuple[DecisionStatus, ...] = ()
+    calm = spec(rebalance__minGain="5%")
     for tick, (factor, count) in enumerate(zip(noise, trainers, strict=True)):
         best = split(BUDGET - 8 * count, count)
         fake = FakePlanner(best=best, period=lambda s, f=factor, b=best: PERIOD_S * (min(f, 1.0) if s == b else 1.0))
-        here = situation(decisions=decisions, now_s=NOW_S + 60.0 * tick)
+        here = situation(spec=calm, decisions=decisions, now_s=NOW_S + 60.0 * tick)
         decision = decide(here, fake.planner())
         assert decision.code in {DecisionCode.AT_OPTIMUM, DecisionCode.GAIN_TOO_SMALL}
         decisions = recorded(decisions, decision, here, timestamp(here.now_s))

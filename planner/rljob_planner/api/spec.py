@@ -312,12 +312,28 @@ class Rebalance(ApiModel):
         ),
     )
     interval: Duration = Field(default="60s", description="Time between two decisions, as a duration such as 60s.")
-    min_gain: Percent = Field(
-        default="5%", description="Smallest gain in the period that is worth a move, in percent such as 5%."
+    min_gain: Percent | None = Field(
+        default=None,
+        description=(
+            "Smallest gain in the period that is worth a move, in percent such as 5%. If absent, a gain has to exceed what is "
+            "uncertain about it, and to pay for the move over the remaining steps."
+        ),
     )
-    persistence: Int = Field(default=3, ge=1, le=100, description="Decisions in a row that must agree before a move.")
-    cooldown: Duration = Field(
-        default="15m", description="Time after a move in which none starts, as a duration such as 15m."
+    persistence: Int | None = Field(
+        default=None,
+        ge=1,
+        le=100,
+        description=(
+            "Decisions in a row that must agree before a move. If absent, a move waits as long as another reading is worth more "
+            "than the time that it takes."
+        ),
+    )
+    cooldown: Duration | None = Field(
+        default=None,
+        description=(
+            "Time after a move in which none starts, as a duration such as 15m. If absent, until the new layout is measured, and "
+            "for a move back until the last one could pay for itself."
+        ),
     )
     max_step_gpus: Int | None = Field(
         default=None,
@@ -333,14 +349,14 @@ class Rebalance(ApiModel):
         return duration_s(self.interval)
 
     @property
-    def min_gain_fraction(self) -> float:
-        """The smallest gain as a fraction of the period."""
-        return percent_fraction(self.min_gain)
+    def min_gain_fraction(self) -> float | None:
+        """The smallest gain as a fraction of the period, None if it is derived from uncertainty."""
+        return None if self.min_gain is None else percent_fraction(self.min_gain)
 
     @property
-    def cooldown_s(self) -> float:
-        """The cooldown in seconds."""
-        return duration_s(self.cooldown)
+    def cooldown_s(self) -> float | None:
+        """The cooldown in seconds, None if it is derived from what a move costs."""
+        return None if self.cooldown is None else duration_s(self.cooldown)
 
 
 class Metrics(ApiModel):

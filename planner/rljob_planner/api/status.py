@@ -13,6 +13,7 @@ from pydantic import Field
 
 from rljob_planner.api.base import ApiModel
 from rljob_planner.api.fleets import SandboxStatus
+from rljob_planner.api.evidence import DecisionInputs, EvidenceStatus, LengthTrendStatus, MeasuredMove, PhaseSeconds
 from rljob_planner.split import Split
 
 
@@ -159,6 +160,12 @@ class CalibrationStatus(ApiModel):
     """Whether a factor sits at its limit: the model or the hardware is not what the spec says."""
     observations: int = 0
     """Measurements that the factors rest on."""
+    sampler_evidence: EvidenceStatus | None = None
+    """What is behind the samplers' factor; absent until they were measured."""
+    trainer_evidence: EvidenceStatus | None = None
+    """What is behind the trainers' factor; absent until they were measured."""
+    lengths: LengthTrendStatus | None = None
+    """How response lengths move; absent until they were measured."""
 
 
 class MovePhase(StrEnum):
@@ -231,6 +238,10 @@ class MoveStatus(ApiModel):
     )
     policy_version_at_start: int | None = Field(default=None, description="Policy version when the move started.")
     period_at_start: float | None = Field(default=None, description="Observed period before the move, in seconds.")
+    inputs: DecisionInputs | None = None
+    """What the decision to move rested on; absent where the spec demanded the move."""
+    phases: PhaseSeconds = Field(default_factory=PhaseSeconds)
+    """What the phases that are over took."""
 
 
 class MoveHistory(ApiModel):
@@ -248,6 +259,10 @@ class MoveHistory(ApiModel):
         default=0,
         description="Samples that ran on pods which went in a shrink though they were to stay, as far as known.",
     )
+    phases: PhaseSeconds = Field(default_factory=PhaseSeconds)
+    """What the phases of a move take in this job."""
+    measured: MeasuredMove | None = None
+    """What the last committed move gained."""
 
 
 class DecisionCode(StrEnum):
@@ -293,14 +308,23 @@ class DecisionStatus(ApiModel):
     """The split that was wished."""
     predicted_gain: float | None = None
     """Predicted gain as a fraction of the period."""
+    uncertainty: float | None = Field(default=None, description="Standard error of the predicted gain.")
     measured_gain: float | None = None
     """Measured gain as a fraction of the period, once a move has ended."""
+    measured_against: str | None = Field(
+        default=None,
+        description="What the measured gain compares with: the period before the move, or its forecast for later lengths.",
+    )
+    saving_seconds: float | None = None
+    """Predicted saving over the remaining steps, in seconds."""
     cost_seconds: float | None = None
     """Cost of the move in seconds of lost progress."""
     response_tokens_mean: float | None = None
     """Mean response length in tokens at the time."""
     period_seconds: float | None = None
     """Observed period in seconds at the time."""
+    inputs: DecisionInputs | None = None
+    """What it rested on; absent where nothing was planned."""
     count: int = Field(default=1, description="How often the same decision was taken in a row.")
 
 
@@ -381,6 +405,14 @@ class RLJobStatus(ApiModel):
         default=None, description="The split in force: what the children are made from outside of a move."
     )
     layout_generation: int = Field(default=0, description="Generation of the layout published last.")
+    holder: str | None = Field(
+        default=None,
+        description="The operator that leads, with the count of changes, as it took the job over; absent without leader election.",
+    )
+    grants: tuple[str, ...] = Field(
+        default=(),
+        description="Uids of pods whose budget gate is about to be lifted: written before, so that no GPU is given twice.",
+    )
     stopping_since: str | None = Field(
         default=None, description="When the job began to give up its GPUs, because it is suspended or complete."
     )

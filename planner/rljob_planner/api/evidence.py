@@ -1,0 +1,106 @@
+"""What a run teaches, as it is kept in the status: how sure the factors are, how lengths move, and what a decision rested on.
+
+A mean without its uncertainty can't say whether a gain is real. So beside every number that is learned stands what is needed to
+know how far it may be off, and to go on learning after a restart: how many independent readings are behind it, how they spread,
+and the reading before.
+"""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from rljob_planner.api.base import ApiModel
+from rljob_planner.split import Split
+
+
+class EvidenceStatus(ApiModel):
+    """What is behind one side's factor."""
+
+    readings: float
+    """Independent readings that the factor rests on; windows that overlap count as far as they are new."""
+    spread: float
+    """Standard deviation of ln(one reading), without what drifts."""
+    recent: float
+    """Natural logarithm of the factor that the latest readings show by themselves."""
+    last: float
+    """Natural logarithm of the last reading."""
+    at: str
+    """When it was read."""
+
+
+class LengthTrendStatus(ApiModel):
+    """Mean response length as it was followed over the run."""
+
+    at: str
+    """When it was brought up to date."""
+    log_mean: float
+    """Natural logarithm of the mean length in tokens of samples that started then."""
+    per_second: float
+    """Change of it in 1/s: positive while responses grow."""
+    variance: float
+    """Variance of ``logMean``."""
+    covariance: float
+    """Covariance of ``logMean`` and ``perSecond`` in 1/s."""
+    rate_variance: float
+    """Variance of ``perSecond`` in 1/s²."""
+    spread: float
+    """Standard deviation of ln(mean length of one window), without what drifts."""
+    last: float
+    """Natural logarithm of the mean length that the last window showed."""
+
+
+class DecisionInputs(ApiModel):
+    """What a decision rested on; uncertainties are standard errors of natural logarithms, so 0.02 is about 2 %."""
+
+    sampler_factor: float
+    """Measured over predicted speed of the samplers."""
+    sampler_uncertainty: float
+    """How far it may be off."""
+    trainer_factor: float
+    """Measured over predicted speed of the trainers."""
+    trainer_uncertainty: float
+    """How far it may be off."""
+    remaining_steps: int | None = None
+    """Steps to go."""
+    response_tokens_mean: float
+    """Mean response length in tokens that was planned for: that of the steps that follow."""
+    response_tokens_uncertainty: float
+    """How far it may be off."""
+    growth_per_step: float = Field(description="Change of the mean response length a step, as a fraction.")
+    environment_seconds_per_turn: float | None = Field(
+        default=None,
+        description="Mean seconds of a turn in the environment that were planned for; absent unless agentic.",
+    )
+
+
+class PhaseSeconds(ApiModel):
+    """What the phases of a move took, in seconds, averaged over the moves of this job."""
+
+    announce: float | None = None
+    """Until the trainer had acknowledged the announcement at a step boundary."""
+    drain: float | None = None
+    """Until the leaving samplers had finished; absent where none left."""
+    checkpoint: float | None = None
+    """Until the trainers had written a checkpoint; absent unless they restart to be resized."""
+    shrink: float | None = None
+    """Until the leaving pods were gone."""
+    grow: float | None = None
+    """Until new pods were ready, weights loaded."""
+    verify: float | None = None
+    """Until the trainer had regrouped and acknowledged the new layout."""
+
+
+class MeasuredMove(ApiModel):
+    """What the last committed move gained, as measured: better evidence on the split left behind than any model."""
+
+    left: Split
+    """The split left behind."""
+    left_period_seconds: float = Field(description="Its period as measured last, in seconds.")
+    left_at: DecisionInputs | None = Field(default=None, description="What was known when it was left.")
+    at: str
+    """When the move was committed."""
+    gain: float | None = Field(
+        default=None,
+        description="Measured gain as a fraction of the period, against the forecast of the split left behind at the same lengths.",
+    )
+    uncertainty: float | None = Field(default=None, description="Standard error of the gain.")
