@@ -91,7 +91,7 @@ def known_lengths(spec: RLJobSpec, status: RLJobStatus) -> LengthDistribution | 
     if mean is None or mean <= 0:
         return None
     stated = lengths_of(spec.workload.response_tokens)
-    return stated.scaled(mean / stated.mean)
+    return stated.scaled(mean / stated.mean())
 
 
 def steps_to_go(spec: RLJobSpec, status: RLJobStatus) -> int | None:
