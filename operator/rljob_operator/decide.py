@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 
+from rljob_operator.hindsight import with_hindsight
 from rljob_operator.measured import calibrated as calibrated
 from rljob_operator.measured import turnover_s
 from rljob_operator.outlook import Gain, Outlook
@@ -199,7 +200,7 @@ def _worth(s: Situation, outlook: Outlook, best: Plan, before: Split, target: Sp
     cost_s = outlook.cost_s(target)
     gain = Gain(quick, 0.0, 0.0)
     if (outlook.saving_s(quick) or 0.0) > cost_s:
-        gain = outlook.settled_gain(before, target)
+        gain = with_hindsight(s, outlook, target, outlook.settled_gain(before, target))
     saving_s = outlook.saving_s(gain.mean)
     sure = f" ± {gain.error:.1%}" if gain.error else ""
     wish = (

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 from rljob_operator import planning, status
 from rljob_operator.config import Config
 from rljob_operator.decide import Decision, Situation, calibrated, decide, recorded
 from rljob_operator.edges import Edges
+from rljob_operator.hindsight import measured_move, with_measured_gain
 from rljob_operator.measured import calibration_of, followed_lengths, kept, lengths_of
 from rljob_operator.metrics import OperatorMetrics
 from rljob_operator.moves import Moves
@@ -16,8 +18,7 @@ from rljob_operator.readings import Telemetry
 from rljob_operator.rebalance import timestamp
 from rljob_operator.remembered import Remembered
 from rljob_operator.situation import faults_in
-from rljob_operator.status import rounded
-from rljob_planner.api.status import DecisionCode, DecisionStatus
+from rljob_planner.api.status import DecisionCode
 
 logger = logging.getLogger(__name__)
 
@@ -64,15 +65,19 @@ class Deciding:
             lengths=lengths,
             remembered=self._remembered,
         )
+        measured = await self._edges.in_thread(measured_move, situation, self._edges.planner)
+        situation = replace(situation, moves=situation.moves.model_copy(update={"measured": measured}))
         decision = await self._edges.in_thread(decide, situation, self._edges.planner)
         self._metrics.decided(*this.key, decision.code, decision.predicted_gain)
         logger.info("%s/%s: %s: %s", *this.key, decision.code, decision.message)
         this.update(
             calibration=kept(calibration, lengths),
             decisions=recorded(
-                _with_measured_gain(this.before.decisions, telemetry), decision, situation, timestamp(this.now_s)
+                with_measured_gain(this.before.decisions, measured), decision, situation, timestamp(this.now_s)
             ),
         )
+        if measured is not this.before.moves.measured:
+            this.update(moves=this.before.moves.model_copy(update={"measured": measured}))
         if decision.plan is not None:
             this.update(plan=planning.plan_status(decision.plan, this.now_s))
         self._carry_out(this, decision, published_generation)
@@ -82,23 +87,14 @@ class Deciding:
         assert split is not None
         if decision.code is DecisionCode.MOVE and decision.split is not None:
             self._moves.start(
-                this, decision.split, decision.message, decision.predicted_gain or 0.0, published_generation
+                this,
+                decision.split,
+                decision.message,
+                decision.predicted_gain or 0.0,
+                published_generation,
+                inputs=decision.inputs,
             )
         elif decision.code in (DecisionCode.LOWER_CAP, DecisionCode.RAISE_CAP) and decision.in_flight is not None:
             this.update(split=split.model_copy(update={"in_flight": decision.in_flight}))
             this.said.append(("Normal", decision.code.value, decision.message))
             this.soon(0.0)
-
-
-def _with_measured_gain(decisions: tuple[DecisionStatus, ...], telemetry: Telemetry) -> tuple[DecisionStatus, ...]:
-    """The decisions with the gain of the last committed move, once a period has been measured after it."""
-    period_s = telemetry.period_s.value
-    for index in reversed(range(len(decisions))):
-        decision = decisions[index]
-        if decision.code is not DecisionCode.MOVE_COMMITTED:
-            continue
-        if period_s is None or decision.measured_gain is not None or not decision.period_seconds:
-            return decisions
-        gain = rounded(1.0 - period_s / decision.period_seconds, 3)
-        return (*decisions[:index], decision.model_copy(update={"measured_gain": gain}), *decisions[index + 1 :])
-    return decisions

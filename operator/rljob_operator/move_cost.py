@@ -7,9 +7,9 @@ phase that the job has been through replaces its assumption.
 
 from __future__ import annotations
 
-from rljob_planner.api.evidence import PhaseSeconds
+from rljob_planner.api.evidence import MeasuredMove, PhaseSeconds
 from rljob_planner.api.spec import RLJobSpec
-from rljob_planner.api.status import MoveHistory, MovePhase
+from rljob_planner.api.status import MoveHistory, MovePhase, MoveStatus
 from rljob_planner.split import Split
 
 START_S = 180.0
@@ -59,6 +59,13 @@ def averaged(before: PhaseSeconds, latest: PhaseSeconds) -> PhaseSeconds:
         old, new = getattr(before, name), getattr(latest, name)
         found[name] = old if new is None else new if old is None else round(0.5 * (old + new), 1)
     return PhaseSeconds(**found)
+
+
+def left_behind(move: MoveStatus, at: str) -> MeasuredMove | None:
+    """What to compare with, once the new layout is measured; None where the split before it was not measured."""
+    if move.period_at_start is None:
+        return None
+    return MeasuredMove(left=move.from_split, left_period_seconds=move.period_at_start, left_at=move.inputs, at=at)
 
 
 def taken_gpus(before: Split, after: Split) -> int:

@@ -9,11 +9,13 @@ from rljob_operator import fleet, planning, rebalance, rivals, status
 from rljob_operator.config import Config
 from rljob_operator.edges import Edges
 from rljob_operator.metrics import OperatorMetrics
+from rljob_operator.move_cost import averaged, left_behind
 from rljob_operator.observing import Observer
 from rljob_operator.passes import Pass
 from rljob_operator.rebalance import Deadlines, Observation, epoch_s, timestamp
 from rljob_operator.replanning import Replanner
 from rljob_operator.status import Verdict, rounded
+from rljob_planner.api.evidence import DecisionInputs
 from rljob_planner.api.spec import RebalanceMode, Resize
 from rljob_planner.api.status import (
     ConditionType,
@@ -160,6 +162,8 @@ class Moves:
             predicted_gain=move.predicted_gain if committed else None,
             cost_seconds=rounded(cost_s, 3),
             period_seconds=rounded(move.period_at_start, 3),
+            response_tokens_mean=None if move.inputs is None else move.inputs.response_tokens_mean,
+            inputs=move.inputs,
         )
         this.update(
             split=split,
@@ -174,6 +178,10 @@ class Moves:
                     if committed
                     else history.cost_seconds,
                     "moves": history.moves + int(committed),
+                    "phases": averaged(history.phases, rebalance.phases_so_far(move, this.now_s))
+                    if committed
+                    else history.phases,
+                    "measured": left_behind(move, now) if committed else None,
                 }
             ),
             decisions=status.remember(this.before.decisions, decision),
@@ -268,6 +276,7 @@ class Moves:
         published_generation: int,
         *,
         cause: MoveCause = MoveCause.DECISION,
+        inputs: DecisionInputs | None = None,
     ) -> None:
         """Begins a move from the split in force; nothing is done for it before it is persisted."""
         assert this.before.split is not None
@@ -285,6 +294,7 @@ class Moves:
             period_s=None if observed is None else observed.period_seconds,
             cause=cause,
             restart=this.spec.trainer.resize is Resize.RESTART,
+            inputs=inputs,
         )
         this.update(rebalance=move)
         this.said.append(("Normal", "MoveStarted", f"{move.from_split.label()} to {move.to_split.label()}: {reason}"))

@@ -92,6 +92,8 @@ class Outlook:
             )
         self.observed_period_s = period_s
         """Measured period in seconds."""
+        self.finished: LengthHistogram = finished
+        """Lengths of the responses that finished in the window."""
         self.move_s = duration_s(situation.moves, situation.spec, finished.quantile(0.99) * iteration_s, period_s)
         """What a move is expected to take from its decision to its commit, in seconds."""
         age_s = finished_age_s(finished, iteration_s, telemetry.window_s)
@@ -160,6 +162,7 @@ class Outlook:
             remaining_steps=self._situation.steps_to_go,
             response_tokens_mean=_short(self.corrected.mean_tokens),
             response_tokens_uncertainty=_short(self.length_error),
+            finished_tokens_mean=_short(self.finished.mean_tokens),
             growth_per_step=_short(self.growth_per_s * self.observed_period_s),
             environment_seconds_per_turn=None if environment is None else _short(environment.seconds_per_turn),
         )
@@ -271,6 +274,12 @@ class Outlook:
             own_trainers * _change(before.trainers.gpus, after.trainers.gpus),
         )
         return Slopes(by_samplers, by_trainers, by_lengths, shape)
+
+    def forecast_s(self, split: Split, left_period_s: float, left_tokens_mean: float) -> float:
+        """The period that ``split`` would have now: as it was measured, carried over to the lengths that finish now."""
+        then = self._distribution(self.finished.scaled(left_tokens_mean / self.finished.mean_tokens))
+        now = self._distribution(self.finished)
+        return left_period_s * self._evaluated(split, lengths=now) / self._evaluated(split, lengths=then)
 
     def step_towards(self, best: Split) -> Split:
         """The split to move to now: ``best``, or as far towards it as ``maxStepGPUs`` lets a side give up.

@@ -24,9 +24,11 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
+from rljob_operator.move_cost import with_phase
 from rljob_operator.observation import Observation, PodView, epoch_s, timestamp
 from rljob_operator.victims import Aftermath, aftermath, kept, leaves, renamed, replicas, victims
 from rljob_operator.waits import Goal, Wait, wait_of
+from rljob_planner.api.evidence import DecisionInputs, PhaseSeconds
 from rljob_planner.api.status import MoveCause, MovePhase, MoveStatus
 from rljob_planner.split import Split
 
@@ -147,7 +149,7 @@ def announced(split: Split, move: MoveStatus | None) -> Targets:
         return Targets(move.to_split.samplers.replicas, move.to_split.trainers.replicas)
     smaller = _smaller(move.from_split, move.to_split)
     if move.restart:
-        whole = move.to_split if touches_pods(move.phase) else move.from_split
+        whole = move.to_split if move.phase is MovePhase.GROW else move.from_split
         return Targets(smaller.samplers, whole.trainers.replicas)
     return smaller
 
@@ -159,9 +161,10 @@ def wants_checkpoint(move: MoveStatus | None) -> bool:
     """
     if move is None or not move.restart:
         return False
-    if move.phase is MovePhase.ANNOUNCE or move.phase is MovePhase.DRAIN:
+    if move.phase in (MovePhase.ANNOUNCE, MovePhase.DRAIN):
         return not leaves(move, "sampler")
-    return move.phase is MovePhase.CHECKPOINT
+    # To the end of the old trainers, lest a further generation be published that nobody lives to read.
+    return move.phase in (MovePhase.CHECKPOINT, MovePhase.SHRINK)
 
 
 def _smaller(before: Split, after: Split) -> Targets:
@@ -182,6 +185,7 @@ def start(
     period_s: float | None = None,
     cause: MoveCause = MoveCause.DECISION,
     restart: bool = False,
+    inputs: DecisionInputs | None = None,
 ) -> MoveStatus:
     """A new move in its first phase; nothing has been done for it yet.
 
@@ -209,6 +213,7 @@ def start(
         period_at_start=period_s,
         cause=cause,
         restart=restart,
+        inputs=inputs,
         unmeasured=observation.acknowledged_generation is None,
     )
 
@@ -338,6 +343,13 @@ def _after(move: MoveStatus) -> MovePhase:
     return MovePhase.SHRINK if phase is MovePhase.CHECKPOINT and not asked_late else phase
 
 
+def phases_so_far(move: MoveStatus, now_s: float) -> PhaseSeconds:
+    """What the phases of a move took, the present one counted as over; a move back keeps what the way out took."""
+    if move.rolling_back:
+        return move.phases
+    return with_phase(move.phases, move.phase, now_s - epoch_s(move.phase_since))
+
+
 def _next(move: MoveStatus, observation: Observation, deadlines: Deadlines) -> Step:
     if move.phase is MovePhase.VERIFY:
         outcome = "RolledBack" if move.rolling_back else "Committed"
@@ -353,6 +365,7 @@ def _next(move: MoveStatus, observation: Observation, deadlines: Deadlines) -> S
                 "phase_since": timestamp(observation.now_s),
                 "deadline": timestamp(observation.now_s + deadlines.of(phase)),
                 "waiting_for": "",
+                "phases": phases_so_far(move, observation.now_s),
                 "kept": kept(move, observation) if phase is MovePhase.SHRINK else (),
             }
         ),

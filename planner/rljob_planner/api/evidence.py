@@ -66,6 +66,10 @@ class DecisionInputs(ApiModel):
     """Mean response length in tokens that was planned for: that of the steps that follow."""
     response_tokens_uncertainty: float
     """How far it may be off."""
+    finished_tokens_mean: float | None = Field(
+        default=None,
+        description="Mean length in tokens of the responses that finished in the window: those of the measured period.",
+    )
     growth_per_step: float = Field(description="Change of the mean response length a step, as a fraction.")
     environment_seconds_per_turn: float | None = Field(
         default=None,
@@ -104,3 +108,6 @@ class MeasuredMove(ApiModel):
         description="Measured gain as a fraction of the period, against the forecast of the split left behind at the same lengths.",
     )
     uncertainty: float | None = Field(default=None, description="Standard error of the gain.")
+    finished_tokens_mean: float | None = Field(
+        default=None, description="Mean length in tokens of the responses that finished while it was measured."
+    )

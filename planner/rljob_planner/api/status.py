@@ -367,7 +367,7 @@ class LearnedStatus(ApiModel):
         default=None, description="What a move cost in earlier runs, in seconds of lost progress."
     )
     response_tokens_mean: float | None = Field(
-        default=None, description="Mean response length in tokens that the first plan was made for."
+        default=None, description="Mean response length in tokens at the start of earlier runs."
     )
     config_map: str | None = Field(default=None, description="The ConfigMap with measured speeds that was read.")
     decode: DecodeConstants | None = None
