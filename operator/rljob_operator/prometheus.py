@@ -14,6 +14,9 @@ from typing import Any
 
 import aiohttp
 
+LONGEST_URL = 2000
+"""Characters of a question beyond which it is sent as a form: proxies cut long addresses off, and all can take a form."""
+
 NONSENSE = 1e15
 """Beyond every count, size and time of a job: such a number, or infinity, is no measurement, and is left out as NaN is."""
 
@@ -62,9 +65,13 @@ class Prometheus:
         Raises PrometheusError if the server cannot be reached, is too slow, refuses, or answers only in part.
         """
         try:
-            async with self._session.get(
+            question = {"query": promql, "time": f"{at:.3f}"}
+            form = len(promql) > LONGEST_URL
+            async with self._session.request(
+                "POST" if form else "GET",
                 f"{self.url}/api/v1/query",
-                params={"query": promql, "time": f"{at:.3f}"},
+                params=None if form else question,
+                data=question if form else None,
                 timeout=aiohttp.ClientTimeout(total=self._timeout_s),
                 # The operator's configuration allows named servers; a redirect must not lead to another.
                 allow_redirects=False,

@@ -1,6 +1,6 @@
 """Reads what Prometheus knows of one job and says of every quantity whether it is a value, missing, or stale.
 
-Two kinds of queries, all sent at once and all for the same instant:
+Two kinds of queries (``questions``), all sent at once and all for the same instant:
 
 - *What is now*: one range selector over all names, ``{__name__=~"…", rljob_dev_uid="…"}[horizon]``. It returns raw samples with
   their own times, so that the age of each is known. An instant selector cannot tell: it looks five minutes back without saying so,
@@ -20,22 +20,11 @@ import re
 from collections.abc import Collection
 from dataclasses import replace
 
-from rljob_operator.answers import (
-    GENERATED,
-    KV_USAGE,
-    NOW_NAMES,
-    RUNNING,
-    TOKEN_LATENCY,
-    Answers,
-    histogram,
-    over,
-    quantile,
-    steps_and_period,
-    trend,
-)
+from rljob_operator.answers import Answers, histogram, over, quantile, steps_and_period, trend
 from rljob_operator.prometheus import Prometheus as Prometheus
 from rljob_operator.prometheus import PrometheusError as PrometheusError
 from rljob_operator.prometheus import Series
+from rljob_operator.questions import ENVIRONMENT, questions
 from rljob_operator.readings import LengthHistogram as LengthHistogram
 from rljob_operator.readings import Reading as Reading
 from rljob_operator.readings import ReadingState as ReadingState
@@ -51,8 +40,6 @@ MIN_SCRAPES = 4
 
 STALE_SCRAPES = 3.0
 """Age from which a sample is stale, in scrape intervals: one missed scrape is a hiccup, three are none."""
-
-ENVIRONMENT = "rljob_environment_seconds"
 
 WINDOW_PERIODS = 8.0
 """Periods that a window should span, so that a mean over it rests on more than one or two steps."""
@@ -96,11 +83,8 @@ async def observe(
     if window < MIN_SCRAPES * scrape_s:
         window = 0.0
     horizon_s = max(4.0 * STALE_SCRAPES * scrape_s, 60.0)
-    selector = f'rljob_dev_uid="{uid}"'
-    queries = _queries(selector, horizon_s, window)
-    if environment_turns and window > 0:
-        queries |= _environment_queries(selector, horizon_s, window)
-    answers = await asyncio.gather(*(prometheus.query(q, at=now) for q in queries.values()), return_exceptions=True)
+    asked = questions(uid, horizon_s, window, environment=bool(environment_turns))
+    answers = await asyncio.gather(*(prometheus.query(text, at=now) for text in asked.texts), return_exceptions=True)
     since_s = None if since is None else now - since
     nothing = Telemetry(
         now,
@@ -109,19 +93,20 @@ async def observe(
         samplers={pod: SamplerTelemetry.unknown() for pod in sampler_pods},
         ready_samplers=frozenset(sampler_pods),
     )
-    rows: dict[str, list[Series]] = {}
-    for key, answer in zip(queries, answers, strict=True):
+    found: list[list[Series]] = []
+    for answer in answers:
         if isinstance(answer, PrometheusError):
             # Some answers without the others are half a picture, and half a picture is worse than none.
             return replace(nothing, missing=(str(answer),))
         if isinstance(answer, BaseException):
             raise answer
-        rows[key] = answer
-    rows["now"] = [*rows["now"], *rows.get("environment_now", ())]
-    view = Answers(rows, now, STALE_SCRAPES * scrape_s)
+        found.append(answer)
+    view = Answers(asked.sorted_out(found), now, STALE_SCRAPES * scrape_s)
     try:
         telemetry = _read(view, nothing, uid, trainer_pods, samples_per_prompt, max_response_tokens)
-        return _with_environment(telemetry, view, environment_turns) if "environment_now" in rows else telemetry
+        return (
+            _with_environment(telemetry, view, environment_turns) if "environment_sum" in asked.computed else telemetry
+        )
     except (ArithmeticError, ValueError) as error:
         return replace(
             nothing,
@@ -164,74 +149,6 @@ def _with_environment(telemetry: Telemetry, view: Answers, turns: int | None) ->
         environment_turn_s=over(seen, per_sample_s).map(lambda seconds: seconds / turns),
         environment_turns_per_s=over(seen, samples).map(lambda count: count * turns / telemetry.window_s),
     )
-
-
-def _queries(selector: str, horizon_s: float, window_s: float) -> dict[str, str]:
-    """The PromQL of every reading, by a short name; without a window only what is now."""
-    queries = {
-        "now": f'{{__name__=~"{"|".join(NOW_NAMES)}",{selector}}}[{_ms(horizon_s)}]',
-        "kv_tokens": "count by (pod, engine, kv_cache_size_tokens, num_gpu_blocks, block_size) "
-        f"(vllm:cache_config_info{{{selector}}})",
-    }
-    if window_s <= 0:
-        return queries
-    w, half = f"[{_ms(window_s)}]", _ms(window_s / 2)
-
-    def total(name: str, window: str = w) -> str:
-        return _total(name, selector, window)
-
-    def buckets(name: str) -> str:
-        return f"sum by (le) (max by (pod, le) (increase({name}_bucket{{{selector}}}{w})))"
-
-    def per_pod(function: str, names: tuple[str, ...], merge: str = "sum") -> str:
-        # `or` takes the older name only for pods that lack the newer one: a fleet in mid-upgrade has both.
-        return " or ".join(
-            f"{merge} by (pod) (max by (pod, engine) ({function}({name}{{{selector}}}{w})))" for name in names
-        )
-
-    for key, name in (
-        ("staleness", "rljob_sample_staleness_versions"),
-        ("train_step", "rljob_train_step_seconds"),
-        ("weight_sync", "rljob_weight_sync_seconds"),
-        ("response", "rljob_response_tokens"),
-    ):
-        queries[f"{key}_sum"], queries[f"{key}_count"] = total(f"{name}_sum"), total(f"{name}_count")
-    for key, window in (("late", f"[{half}]"), ("early", f"[{half}] offset {half}")):
-        queries[f"{key}_sum"] = total("rljob_response_tokens_sum", window)
-        queries[f"{key}_count"] = total("rljob_response_tokens_count", window)
-    return queries | {
-        "versions": f"rljob_policy_version{{{selector}}}{w}",
-        "staleness_bucket": buckets("rljob_sample_staleness_versions"),
-        "staleness_max": f"max(max_over_time(rljob_sample_staleness_max_versions{{{selector}}}{w}))",
-        "wait": total("rljob_trainer_wait_seconds_total"),
-        "samples": total("rljob_trained_samples_total"),
-        "tokens": total("rljob_trained_tokens_total"),
-        "response_bucket": buckets("rljob_response_tokens"),
-        "running_mean": per_pod("avg_over_time", (RUNNING,)),
-        "kv_usage_mean": per_pod("avg_over_time", KV_USAGE, "avg"),
-        "latency_sum": per_pod("rate", tuple(f"{name}_sum" for name in TOKEN_LATENCY)),
-        "latency_count": per_pod("rate", tuple(f"{name}_count" for name in TOKEN_LATENCY)),
-        "generated": per_pod("rate", (GENERATED,)),
-    }
-
-
-def _environment_queries(selector: str, horizon_s: float, window_s: float) -> dict[str, str]:
-    """The PromQL about environments."""
-    window = f"[{_ms(window_s)}]"
-    return {
-        "environment_now": f"{ENVIRONMENT}_count{{{selector}}}[{_ms(horizon_s)}]",
-        "environment_sum": _total(f"{ENVIRONMENT}_sum", selector, window),
-        "environment_count": _total(f"{ENVIRONMENT}_count", selector, window),
-    }
-
-
-def _total(name: str, selector: str, window: str) -> str:
-    """The increase of a counter over all pods, a pod that is scraped twice counted once."""
-    return f"sum(max by (pod) (increase({name}{{{selector}}}{window})))"
-
-
-def _ms(seconds: float) -> str:
-    return f"{max(1, int(seconds * 1000))}ms"
 
 
 def _windowed(

@@ -156,7 +156,8 @@ class Recorder(Prometheus):
         self.answers: dict[str, Any] = {}
 
     async def query(self, promql: str, *, at: float) -> Any:
-        async with self._session.get(f"{self.url}/api/v1/query", params={"query": promql, "time": f"{at:.3f}"}) as got:
+        form = {"query": promql, "time": f"{at:.3f}"}
+        async with self._session.post(f"{self.url}/api/v1/query", data=form) as got:
             answer = await got.json()
         answer["data"]["result"].sort(key=lambda row: json.dumps(row, sort_keys=True))
         self.answers[promql] = answer
@@ -185,6 +186,7 @@ async def record() -> dict[str, Any]:
         async with aiohttp.ClientSession() as session:
             recorder = Recorder(session, url)
             await look(recorder)
+            await look(recorder, since=None)
             return dict(sorted(recorder.answers.items()))
 
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 import random
+import re
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, fields
 from typing import Any
@@ -17,6 +18,7 @@ from aiohttp.test_utils import TestServer
 
 from rljob_operator.answers import histogram, quantile, steps_and_period
 from rljob_operator.prometheus import Series
+from rljob_operator.questions import questions
 from rljob_operator.readings import LengthHistogram, Reading, ReadingState, combined
 from rljob_operator.telemetry import (
     Prometheus,
@@ -46,7 +48,7 @@ class FakeServer:
 
     async def handle(self, request: web.Request) -> web.Response:
         self.asked += 1
-        promql = request.query["query"]
+        promql = str((await request.post() if request.method == "POST" else request.query)["query"])
         if self.body is not None or self.status != 200:
             return web.Response(status=self.status, text=self.body or "")
         answer = ANSWERS[promql]
@@ -54,8 +56,10 @@ class FakeServer:
         rows = [row for row in answer["data"]["result"] if self.keep(row["metric"])]
         if selects_names:
             rows = [row for row in rows if not row["metric"]["__name__"].startswith(self.drop_names or "\0")]
-        elif self.drop_names and any(name in promql for name in self.drop_names):
-            rows = []
+        elif self.drop_names:
+            about = dict(re.findall(r'label_replace\((.+?), "rljob_reading", "(\w+)", "", ""\)', promql))
+            dropped = {key for text, key in about.items() if any(name in text for name in self.drop_names)}
+            rows = [row for row in rows if row["metric"].get("rljob_reading") not in dropped]
         return web.json_response({"status": "success", "data": {**answer["data"], "result": rows}})
 
 
@@ -66,7 +70,7 @@ ANSWERS: dict[str, Any] = json.loads(history.ANSWERS.read_text())
 async def fake() -> AsyncIterator[FakeServer]:
     state = FakeServer()
     app = web.Application()
-    app.router.add_get("/api/v1/query", state.handle)
+    app.router.add_route("*", "/api/v1/query", state.handle)
     async with TestServer(app) as server:
         state.url = str(server.make_url("")).rstrip("/")
         yield state
@@ -114,10 +118,25 @@ async def test_environments_are_read_by_turn_and_only_of_a_job_that_has_some(
     silent = await history.look(client)
     assert silent.environment_turn_s.state is ReadingState.MISSING
     assert silent.missing == (), "a framework may well not report environments"
-    asked = fake.asked
-    await history.look(client, environment_turns=None)
-    with_environment = asked // 2
-    assert fake.asked - asked == with_environment - 3
+    with_environment = questions("u", 60.0, 120.0, environment=True)
+    without = questions("u", 60.0, 120.0, environment=False)
+    assert "rljob_environment" in " ".join(with_environment.texts)
+    assert "rljob_environment" not in " ".join(without.texts)
+
+
+async def test_a_look_costs_three_requests_however_much_is_read(client: Prometheus, fake: FakeServer) -> None:
+    await history.look(client)
+    assert fake.asked == 3
+    assert len(questions("u", 60.0, 120.0, environment=True).computed) > 20
+
+
+async def test_answers_are_sorted_out_by_reading() -> None:
+    asked = questions("u", 60.0, 120.0, environment=False)
+    mine, odd = Series({"rljob_reading": "wait"}, ((1.0, 2.0),)), Series({}, ((1.0, 3.0),))
+    found = asked.sorted_out([[odd], [], [mine]])
+    assert found["wait"] == [mine]
+    assert found["now"] == [odd]
+    assert found["versions"] == found["tokens"] == []
 
 
 async def test_lengths_are_read_with_their_growth(client: Prometheus) -> None:
@@ -298,7 +317,7 @@ async def test_a_slow_prometheus_makes_all_missing(session: aiohttp.ClientSessio
         return web.Response()
 
     app = web.Application()
-    app.router.add_get("/api/v1/query", hang)
+    app.router.add_route("*", "/api/v1/query", hang)
     async with TestServer(app) as server:
         seen = await history.look(Prometheus(session, str(server.make_url("")), timeout_s=0.05))
         release.set()
@@ -440,7 +459,8 @@ async def test_a_number_that_is_no_measurement_is_unknown_and_breaks_nothing(
 
 
 async def test_answers_that_make_no_sense_are_unknown_as_a_whole(fake: FakeServer, client: Prometheus) -> None:
-    row = {"metric": {"__name__": "rljob_response_tokens_bucket", "pod": "t0", "le": "many"}, "value": [1, "2"]}
+    labels = {"__name__": "rljob_response_tokens_bucket", "rljob_reading": "response_bucket", "pod": "t0", "le": "many"}
+    row = {"metric": labels, "value": [1, "2"]}
     fake.body = json.dumps({"status": "success", "data": {"resultType": "vector", "result": [row]}})
     seen = await history.look(client)
     assert not any(reading.known for reading in seen.running_by_pod.values())
