@@ -14,6 +14,7 @@ from rljob_operator.measured import calibration_of, followed_lengths, kept, leng
 from rljob_operator.metrics import OperatorMetrics
 from rljob_operator.moves import Moves
 from rljob_operator.passes import Pass
+from rljob_operator.profiles import with_constants
 from rljob_operator.readings import Telemetry
 from rljob_operator.rebalance import timestamp
 from rljob_operator.remembered import Remembered
@@ -47,7 +48,9 @@ class Deciding:
         split = this.before.split
         assert split is not None
         spec = planning.limited(this.spec, this.inventory)
-        calibration = calibrated(calibration_of(this.before.calibration), telemetry, spec, split, this.inventory.rooms)
+        known = calibration_of(this.before.calibration)
+        known = with_constants(known, this.before.learned, split.samplers.tensor_parallel)
+        calibration = calibrated(known, telemetry, spec, split, this.inventory.rooms)
         lengths = followed_lengths(lengths_of(this.before.calibration), telemetry, spec)
         situation = Situation(
             spec=spec,

@@ -6,7 +6,7 @@ interpreter lock.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rljob_operator import inventory as inventories
 from rljob_operator.inventory import Inventory
@@ -72,7 +72,7 @@ def limited(spec: RLJobSpec, inventory: Inventory) -> RLJobSpec:
     return spec.model_copy(update=update)
 
 
-def planned(spec: RLJobSpec, found: Plan, inventory: Inventory) -> Verdict:
+def planned(spec: RLJobSpec, found: Plan, inventory: Inventory, sources: Sequence[str] = ()) -> Verdict:
     """The verdict for ``Planned`` when there is a plan: what was chosen, and what stands in the way of more."""
     words = [f"{found.split.label()}: period {seconds(found.period.mean)}, bound by {found.bottleneck}"]
     if inventory.quota is not None and inventory.quota.gpus < spec.gpus:
@@ -81,7 +81,7 @@ def planned(spec: RLJobSpec, found: Plan, inventory: Inventory) -> Verdict:
         )
     elif found.placeable_gpus < spec.gpus:
         words.append(f"budget {spec.gpus}, placeable {found.placeable_gpus}: free or add nodes to use the rest")
-    words += [*_contradicted(spec, inventory), *inventory.notes[:3]]
+    words += [*(f"rests on {source}" for source in sources), *_contradicted(spec, inventory), *inventory.notes[:3]]
     synchronous = found.synchronous_period
     if synchronous is not None and synchronous < found.period.mean:
         words.insert(
@@ -105,8 +105,8 @@ def _contradicted(spec: RLJobSpec, inventory: Inventory) -> Iterator[str]:
         )
 
 
-def plan_status(found: Plan, now_s: float) -> PlanStatus:
-    """The plan as the status keeps it."""
+def plan_status(found: Plan, now_s: float, sources: Sequence[str] = ()) -> PlanStatus:
+    """The plan as the status keeps it; ``sources`` say what it rests on besides the spec."""
 
     def number(value: float) -> float:
         return rounded(value) or 0.0
@@ -130,6 +130,7 @@ def plan_status(found: Plan, now_s: float) -> PlanStatus:
         confidence=rounded(found.confidence),
         placeable_gpus=found.placeable_gpus,
         planned_at=timestamp(now_s),
+        sources=tuple(sources),
     )
 
 

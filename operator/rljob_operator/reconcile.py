@@ -20,6 +20,7 @@ from rljob_operator.cluster import RLJOBS, Api, ClusterError, Json
 from rljob_operator.config import Config
 from rljob_operator.edges import Edges
 from rljob_operator.inventory import take_inventory
+from rljob_operator.learning import Learning
 from rljob_operator.lifecycle import targets_of
 from rljob_operator.metrics import OperatorMetrics
 from rljob_operator.passes import Pass
@@ -62,8 +63,9 @@ class Reconciler:
         self._uid = uid
         self._actions = Actions(cluster, view, uid)
         self._acting = Acting(self._actions)
-        self._starting = Starting(self._actions, edges)
-        self._running = Running(edges, config, metrics)
+        learning = Learning(cluster)
+        self._starting = Starting(self._actions, edges, learning)
+        self._running = Running(edges, config, metrics, learning)
         self._stopping = Stopping(self._running)
         self._reporting = Reporting(cluster, self._actions, edges, metrics, namespace, name)
         self._failures = 0

@@ -111,7 +111,11 @@ class Reporting:
             samplers=None if this.now.split is None else this.samplers.column(),
             trainers=None if this.now.split is None else this.trainers.column(),
         )
-        this.update(summary=story.summary(this.spec, this.now), next=story.next_step(this.spec, this.now))
+        this.update(
+            plan=story.with_sources(this.before, this.now),
+            summary=story.summary(this.spec, this.now),
+            next=story.next_step(this.spec, this.now),
+        )
         if this.now != this.before:
             await self._write(this.raw, this.now)
         self._measure(this, held)

@@ -9,6 +9,7 @@ from rljob_operator import planning, replanning
 from rljob_operator.config import Config
 from rljob_operator.deciding import Deciding
 from rljob_operator.edges import Edges
+from rljob_operator.learning import Learning
 from rljob_operator.metrics import OperatorMetrics
 from rljob_operator.moves import Moves
 from rljob_operator.observing import Observer
@@ -21,8 +22,9 @@ from rljob_planner.api.status import ConditionType, Phase
 class Running:
     """One running job, as a process sees it between passes."""
 
-    def __init__(self, edges: Edges, config: Config, metrics: OperatorMetrics) -> None:
+    def __init__(self, edges: Edges, config: Config, metrics: OperatorMetrics, learning: Learning) -> None:
         self._config = config
+        self._learning = learning
         self._observer = Observer(edges, config)
         self._moves = Moves(edges, config, metrics, self._observer)
         self._deciding = Deciding(edges, config, metrics, self._moves)
@@ -59,6 +61,7 @@ class Running:
             self._observer.report(this, telemetry)
         if version is not None and version >= this.spec.workload.steps:
             message = f"policy version {version} of {this.spec.workload.steps} is published: samplers drain, then all GPUs are freed"
+            await self._learning.after_run(this)
             this.said.append(("Normal", "Complete", message))
             this.update(
                 phase=Phase.COMPLETE, rebalance=None, completed_version=version, stopping_since=timestamp(this.now_s)
