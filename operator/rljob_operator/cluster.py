@@ -67,8 +67,18 @@ RLJOBS = Resource("rljob.dev/v1alpha1", "rljobs")
 PODS = Resource("v1", "pods")
 CONFIG_MAPS = Resource("v1", "configmaps")
 EVENTS = Resource("v1", "events")
+PROFILES = Resource("rljob.dev/v1alpha1", "rljobprofiles")
+
+SERVICES = Resource("v1", "services")
+DEPLOYMENTS = Resource("apps/v1", "deployments")
+STATEFUL_SETS = Resource("apps/v1", "statefulsets")
+LEASES = Resource("coordination.k8s.io/v1", "leases")
+
+CHILDREN = (DEPLOYMENTS, STATEFUL_SETS, SERVICES, CONFIG_MAPS, PODS)
+"""All kinds of which a job has objects, the pods of its workloads among them."""
 
 _BY_KIND = {
+    ("rljob.dev/v1alpha1", "RLJobProfile"): PROFILES,
     ("v1", "ConfigMap"): CONFIG_MAPS,
     ("v1", "Pod"): PODS,
     ("v1", "Service"): Resource("v1", "services"),

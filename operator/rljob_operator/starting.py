@@ -5,6 +5,7 @@ from __future__ import annotations
 from rljob_operator import children, planning, status, trouble
 from rljob_operator.actions import Actions
 from rljob_operator.edges import Edges
+from rljob_operator.learning import Known, Learning
 from rljob_operator.passes import Pass
 from rljob_operator.rebalance import timestamp
 from rljob_operator.status import Verdict
@@ -20,9 +21,11 @@ REPLAN_AFTER_S = 60.0
 class Starting:
     """A job that has no split yet."""
 
-    def __init__(self, actions: Actions, edges: Edges) -> None:
+    def __init__(self, actions: Actions, edges: Edges, learning: Learning) -> None:
         self._actions = actions
         self._edges = edges
+        self._learning = learning
+        self._known = Known()
         self._plan: tuple[object, float, Plan | Verdict] | None = None
 
     async def plan_first(self, this: Pass) -> None:
@@ -31,9 +34,9 @@ class Starting:
         if isinstance(found, Verdict):
             this.verdicts[ConditionType.PLANNED] = found
             return
-        verdict = planning.planned(this.spec, found, this.inventory)
+        verdict = planning.planned(this.spec, found, this.inventory, self._known.sources)
         this.verdicts[ConditionType.PLANNED] = verdict
-        plan = planning.plan_status(found, this.now_s)
+        plan = planning.plan_status(found, this.now_s, self._known.sources)
         if this.spec.suspend:
             if this.before.plan is None or this.before.plan.split != found.split:
                 this.update(plan=plan)
@@ -45,6 +48,7 @@ class Starting:
             to_split=found.split,
         )
         this.update(plan=plan, split=found.split, decisions=status.remember(this.before.decisions, decision))
+        self._known.started(this)
         this.said.append(("Normal", "InitialPlan", verdict.message))
         for note in children.template_notes(this.job, found.split):
             this.said.append(("Normal", "TemplateAdjusted", note))
@@ -63,9 +67,18 @@ class Starting:
             children.trial_pods(this.job, planning.smallest_split(this.spec))
         except children.TemplateError as error:
             return Verdict(False, "InvalidTemplate", str(error))
-        found: Plan | Verdict = await self._edges.in_thread(
-            planning.first_plan, this.spec, this.inventory, planner=self._edges.planner
-        )
+        known = await self._learning.before_run(this)
+        if isinstance(known, Verdict):
+            found: Plan | Verdict = known
+        else:
+            self._known = known
+            found = await self._edges.in_thread(
+                planning.first_plan,
+                known.spec_of(this.spec),
+                this.inventory,
+                known.calibration,
+                planner=self._edges.planner,
+            )
         if not isinstance(found, Verdict):
             found = await self._refusal(this, found) or found
         self._plan = (key, self._edges.monotonic_s(), found)

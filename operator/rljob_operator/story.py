@@ -17,6 +17,7 @@ from rljob_planner.api.status import (
     DecisionStatus,
     MoveStatus,
     Phase,
+    PlanStatus,
     RLJobStatus,
 )
 from rljob_planner.durations import seconds
@@ -88,6 +89,25 @@ def next_step(spec: RLJobSpec, status: RLJobStatus) -> str:
         else f"; decides again every {spec.rebalance.interval}"
     )
     return said + every
+
+
+THIS_RUN = "this run"
+"""How the source begins that a run itself is."""
+
+
+def with_sources(before: RLJobStatus, now: RLJobStatus) -> PlanStatus | None:
+    """The plan with what it rests on: what was known before the run, and what the run itself has measured."""
+    plan, calibration = now.plan, now.calibration
+    if plan is None or plan == before.plan:
+        return plan
+    known = plan.sources or (() if before.plan is None else before.plan.sources)
+    sources = [source for source in known if not source.startswith(THIS_RUN)]
+    if calibration is not None and calibration.observations > 0:
+        sources.append(
+            f"{THIS_RUN}: samplers {calibration.sampler_factor:.2f} and trainers {calibration.trainer_factor:.2f} times as fast as "
+            "the model says"
+        )
+    return plan.model_copy(update={"sources": tuple(sources)})
 
 
 def last_decision(status: RLJobStatus) -> DecisionStatus | None:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from rljob_planner.api.base import ApiModel
+from rljob_planner.api.evidence import PhaseSeconds
 from rljob_planner.api.status import LengthPoint
 
 PROFILE_KIND = "RLJobProfile"
@@ -76,6 +77,8 @@ class ProfileRun(ApiModel):
     moves: int = 0
     """Moves that it made."""
     move_cost_seconds: float | None = Field(default=None, description="What a move cost, in seconds of lost progress.")
+    phases: PhaseSeconds = Field(default_factory=PhaseSeconds)
+    """What the phases of its moves took."""
     period_seconds: float | None = Field(default=None, description="Its last period in seconds.")
     lengths: tuple[LengthPoint, ...] = Field(default=(), description="Response lengths over the run.")
 
