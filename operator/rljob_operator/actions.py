@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 from rljob_operator import children, gate
-from rljob_operator.cluster import EVENTS, PODS, Api, ClusterError, Json
+from rljob_operator.cluster import EVENTS, PODS, Api, ClusterError, Json, resource_of
 from rljob_operator.layout import LAYOUT_FILE
 from rljob_operator.rebalance import Targets, timestamp
 from rljob_operator.view import View
@@ -59,6 +59,25 @@ class Actions:
                     edits.append(f"{kind} {name}: {', '.join(edited)}")
             await self._cluster.apply(desired)
         return tuple(edits)
+
+    async def apply_companion(self, desired: Json) -> str | None:
+        """Brings an object that is no part of the split to its desired state; returns what somebody else had edited, in words."""
+        kind, name = desired["kind"], desired["metadata"]["name"]
+        live = self._view.child(self._uid, kind, name)
+        edited: tuple[str, ...] = ()
+        if live is not None:
+            if not children.workload_differs(live, desired):
+                return None
+            edited = children.edited_fields(live, desired)
+        await self._cluster.apply(desired)
+        return f"{kind} {name}: {', '.join(edited)}" if edited else None
+
+    async def remove(self, child: Json) -> None:
+        """Deletes a child that the spec no longer asks for, if there is one; ``child`` names kind, namespace and name."""
+        meta = child["metadata"]
+        live = self._view.child(self._uid, child["kind"], meta["name"])
+        if live is not None and not live["metadata"].get("deletionTimestamp"):
+            await self._cluster.delete(resource_of(child), meta["namespace"], meta["name"])
 
     def published(self, job: RLJob) -> dict[str, Any] | None:
         """The layout that the API server holds; None if there is none, or one that somebody made unreadable.

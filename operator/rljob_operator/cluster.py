@@ -78,6 +78,7 @@ CHILDREN = (DEPLOYMENTS, STATEFUL_SETS, SERVICES, CONFIG_MAPS, PODS)
 """All kinds of which a job has objects, the pods of its workloads among them."""
 
 _BY_KIND = {
+    ("networking.k8s.io/v1", "NetworkPolicy"): Resource("networking.k8s.io/v1", "networkpolicies"),
     ("rljob.dev/v1alpha1", "RLJobProfile"): PROFILES,
     ("v1", "ConfigMap"): CONFIG_MAPS,
     ("v1", "Pod"): PODS,

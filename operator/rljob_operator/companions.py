@@ -73,16 +73,19 @@ def companions(job: RLJob, *, drivers: int, sandboxes: int) -> tuple[dict[str, A
     return tuple(found)
 
 
-def unwanted(job: RLJob) -> tuple[tuple[str, str], ...]:
-    """Kind and name of the companions that the spec no longer asks for and that may be there from before."""
-    found: list[tuple[str, str]] = []
+def unwanted(job: RLJob) -> tuple[dict[str, Any], ...]:
+    """Type and name of the companions that the spec no longer asks for and that may be there from before."""
+    found: list[tuple[str, str, str]] = []
     if not has_sandboxes(job):
-        found += [("Deployment", sandboxes_name(job)), ("Service", sandboxes_name(job))]
+        found += [("apps/v1", "Deployment", sandboxes_name(job)), ("v1", "Service", sandboxes_name(job))]
     if not has_sandboxes(job) or sandbox_policy(job) is None:
-        found.append(("NetworkPolicy", sandboxes_name(job)))
+        found.append(("networking.k8s.io/v1", "NetworkPolicy", sandboxes_name(job)))
     if job.spec.driver is None:
-        found += [("Deployment", driver_name(job)), ("Service", driver_name(job))]
-    return tuple(found)
+        found += [("apps/v1", "Deployment", driver_name(job)), ("v1", "Service", driver_name(job))]
+    return tuple(
+        {"apiVersion": api, "kind": kind, "metadata": {"name": name, "namespace": str(job.metadata["namespace"])}}
+        for api, kind, name in found
+    )
 
 
 def driver_workload(job: RLJob, replicas: int) -> dict[str, Any]:

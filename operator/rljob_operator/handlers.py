@@ -216,6 +216,7 @@ def registry(config: Config) -> tuple[kopf.OperatorRegistry, Memo]:
         ("apps/v1", "statefulsets", "StatefulSet"),
         ("v1", "configmaps", "ConfigMap"),
         ("v1", "services", "Service"),
+        ("networking.k8s.io/v1", "networkpolicies", "NetworkPolicy"),
     ):
         _watch_children(found, memo, api, plural, kind)
 

@@ -75,6 +75,7 @@ class OperatorMetrics:
             "calibration_pegged", "1 if a factor stands at its limit, so that the model does not describe the job"
         )
         self._gain = gauge("predicted_gain_ratio", "Fraction of the period that the wished split would save")
+        self._sandboxes = gauge("sandboxes", "Sandbox pods wished and ready, and environments in use", "state")
         self._metrics_known = gauge("metrics_available", "1 if everything that decisions need is known, else 0")
 
     def _kept(self, metric: AnyMetric) -> AnyMetric:
@@ -137,6 +138,14 @@ class OperatorMetrics:
     def metrics_available(self, namespace: str, name: str, available: bool) -> None:
         """Whether everything that decisions need is known."""
         self._metrics_known.labels(namespace, name).set(available)
+
+    def sandboxes(self, namespace: str, name: str, *, wished: int, ready: int, busy: float | None) -> None:
+        """The sandbox fleet of a job; ``busy`` are environments in use, None if that is unknown."""
+        for state, value in (("wished", float(wished)), ("ready", float(ready)), ("busy", busy)):
+            if value is not None:
+                self._sandboxes.labels(namespace, name, state).set(value)
+            else:
+                self._sandboxes.remove_by_labels({JOB[0]: namespace, JOB[1]: name, "state": state})
 
     def forget(self, namespace: str, name: str) -> None:
         """Remove every series of a job that is gone."""

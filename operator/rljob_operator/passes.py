@@ -38,6 +38,8 @@ class Pass:
     """The samplers' and the trainers' workload as the view shows them."""
     rivals: tuple[Rival, ...] = ()
     """Other autoscalers that scale the job's workloads."""
+    degradations: list[tuple[str, str]] = field(default_factory=list)
+    """What needs a person although the split is all right: reason and message for ``Degraded``, the worst first."""
     verdicts: dict[ConditionType, Verdict] = field(default_factory=dict)
     said: list[tuple[str, str, str]] = field(default_factory=list)
     """Events to post: type, reason, message."""

@@ -17,6 +17,7 @@ from rljob_operator import children, fleet, gate, trouble
 from rljob_operator.acting import Acting
 from rljob_operator.actions import Actions
 from rljob_operator.cluster import RLJOBS, Api, ClusterError, Json
+from rljob_operator.companioning import Companioning
 from rljob_operator.config import Config
 from rljob_operator.edges import Edges
 from rljob_operator.inventory import take_inventory
@@ -63,6 +64,7 @@ class Reconciler:
         self._uid = uid
         self._actions = Actions(cluster, view, uid)
         self._acting = Acting(self._actions)
+        self._companioning = Companioning(self._actions, view, metrics, uid)
         learning = Learning(cluster)
         self._starting = Starting(self._actions, edges, learning)
         self._running = Running(edges, config, metrics, learning)
@@ -103,8 +105,10 @@ class Reconciler:
             await self._reporting.invalid(raw, before, error)
             return self._config.idle_tick_s
         this = self._gather(job, raw, before)
+        await self._companioning.act(this)
         await self._acting.act(this)
         await self._look(this)
+        self._companioning.look(this, self._running.latest)
         await self._reporting.report(this)
         self._metrics.reconciled(self._namespace, self._name, self._edges.monotonic_s() - began)
         if this.again_s is None:

@@ -81,6 +81,7 @@ class Reporting:
                 pegged=calibration is not None and calibration.pegged,
                 overdue=move is not None and move.held_since is None and this.now_s > epoch_s(move.deadline),
                 rivals=rivals.words(this.rivals, self._namespace) if this.rivals else "",
+                others=this.degradations,
             )
             split = this.now.split
             if split is not None and not (

@@ -210,9 +210,19 @@ def ready(samplers: Fleet, trainers: Fleet, job: str) -> Verdict:
 
 
 def degraded(
-    samplers: Fleet, trainers: Fleet, move: MoveStatus | None, *, pegged: bool, overdue: bool, rivals: str = ""
+    samplers: Fleet,
+    trainers: Fleet,
+    move: MoveStatus | None,
+    *,
+    pegged: bool,
+    overdue: bool,
+    rivals: str = "",
+    others: Sequence[tuple[str, str]] = (),
 ) -> Verdict:
-    """Whether something needs a person although the job may run on; ``rivals`` says which other autoscalers there are."""
+    """Whether something needs a person although the job may run on; ``rivals`` says which other autoscalers there are.
+
+    ``others``: reason and message of what is wrong beside the two sides, the worst first.
+    """
     if rivals:
         return Verdict(True, "AnotherAutoscaler", rivals)
     broken = (*samplers.broken, *trainers.broken)
@@ -226,6 +236,8 @@ def degraded(
             "MoveStuck",
             f"the move {move.id} is overdue in {move.phase.value} since {move.deadline}: it waits for {move.waiting_for}",
         )
+    if others:
+        return Verdict(True, *others[0])
     if pegged:
         return Verdict(
             True,

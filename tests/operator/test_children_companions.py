@@ -43,12 +43,14 @@ def test_companions_come_with_their_policy_first_and_only_where_they_are_asked_f
         assert child["metadata"]["labels"]["rljob.dev/role"] in ("sandbox", "driver")
     assert companions(job(), drivers=1, sandboxes=5) == ()
     assert unwanted(agentic()) == ()
-    assert {kind for kind, name in unwanted(job()) if name == "mine-sandboxes"} == {
-        "Deployment",
-        "Service",
-        "NetworkPolicy",
+    assert {(o["kind"], o["metadata"]["name"]) for o in unwanted(job())} == {
+        ("Deployment", "mine-sandboxes"),
+        ("Service", "mine-sandboxes"),
+        ("NetworkPolicy", "mine-sandboxes"),
+        ("Deployment", "mine-driver"),
+        ("Service", "mine-driver"),
     }
-    assert unwanted(agentic(network="open")) == (("NetworkPolicy", "mine-sandboxes"),)
+    assert [o["kind"] for o in unwanted(agentic(network="open"))] == ["NetworkPolicy"]
 
 
 def test_a_sandbox_is_shut_in() -> None:
