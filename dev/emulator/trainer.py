@@ -4,6 +4,9 @@ Its shape is the replica count that is *in force*. A layout that says otherwise 
 or any moment in which the trainer has nothing to do), because process groups cannot be rebuilt inside a step. A pod that goes away
 before that takes the step with it: the trainer stops until its pods are back or a layout wants fewer, regroups, and trains
 the same batch again.
+
+A layout that asks for a checkpoint is acknowledged once one is written. A trainer that has ever written one and loses all of its pods
+starts from it: what it published since is lost.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ class State(Enum):
     WAITING = auto()
     TRAINING = auto()
     HOLDING = auto()
+    CHECKPOINTING = auto()
     REGROUPING = auto()
     STOPPED = auto()
     COMPLETE = auto()
@@ -83,6 +87,10 @@ class Trainer:
         """Computing time of the step under way or of the last one."""
         self.wait_s = 0.0
         """Waiting for samples since the last publication."""
+        self.checkpoint: int | None = None
+        """Policy version of the last checkpoint that a layout asked for."""
+        self.lost_versions = 0
+        """Policy versions that were published after the checkpoint that a restart started from."""
         self.lost_train_s = 0.0
         """Computing that was lost with pods that went away."""
         self._left_s = 0.0
@@ -95,7 +103,11 @@ class Trainer:
     def set_ready(self, pods: tuple[str, ...]) -> None:
         """The pods that are ready now."""
         self.ready = tuple(sorted(pods))
+        had_some = bool(self.members)
         self.members = tuple(pod for pod in self.members if pod in self.ready)
+        if had_some and not self.members and self.checkpoint is not None:
+            self.lost_versions += self.version - self.checkpoint
+            self.version = self.checkpoint
         self.acknowledged = {pod: g for pod, g in self.acknowledged.items() if pod in self.ready}
 
     def advance(self, now: float, dt_s: float) -> float:
@@ -104,19 +116,21 @@ class Trainer:
         while t < end and self.state is not State.COMPLETE:
             if self._short() and self.state is not State.STOPPED and self.state is not State.HOLDING:
                 self._stop()
-            if self.state in (State.TRAINING, State.REGROUPING):
+            if self.state in (State.TRAINING, State.REGROUPING, State.CHECKPOINTING):
                 spent = min(self._left_s, end - t)
                 self._left_s -= spent
                 t += spent
                 if self._left_s <= 1e-12:
+                    if self.state is State.CHECKPOINTING:
+                        self.checkpoint = self.version
                     self.state = State.HOLDING if self.state is State.TRAINING else State.WAITING
                 continue
             if self.state is State.HOLDING:
                 if not self._job.may_publish(self.version + 1):
                     break
                 self._publish(t)
-            if self.state in (State.WAITING, State.STOPPED):
-                self._boundary(t)
+            if self.state in (State.WAITING, State.STOPPED) and self._boundary(t):
+                continue
             if self.state is State.WAITING and not self._start():
                 waited += end - t
                 break
@@ -142,15 +156,19 @@ class Trainer:
         self.wait_s = 0.0
         self.state = State.COMPLETE if self.version >= self._steps else State.WAITING
 
-    def _boundary(self, t: float) -> None:
+    def _boundary(self, t: float) -> bool:
+        """Take up the pending layout; returns whether a checkpoint has to be written first."""
         layout, before = self.pending, self.in_force
         waits = self.acknowledge_after_s
         if layout is not None and layout != before and waits is not None and t >= self.pending_since + waits:
+            if layout.checkpoint and self.checkpoint != self.version and self.members:
+                self.state, self._left_s = State.CHECKPOINTING, self._truth.train.checkpoint_s
+                return True
             self.in_force = layout
             self._job.adopted(layout, t)
         current = self.in_force
         if current is None:
-            return
+            return False
         staying = [*self.members, *(p for p in self.ready if p not in self.members)]
         staying = [p for p in staying if p not in current.draining] + [p for p in staying if p in current.draining]
         members = tuple(staying[: current.trainers.replicas])
@@ -165,6 +183,7 @@ class Trainer:
             self.state, self._left_s = State.REGROUPING, self._truth.train.regroup_s
         elif self.state is State.STOPPED:
             self.state = State.WAITING
+        return False
 
     def _start(self) -> bool:
         """Start a step if there is a batch: the one that was lost, or a new one."""

@@ -80,6 +80,8 @@ class TrainTruth:
     """Exponent of the GPUs: twice the GPUs are ``2**efficiency`` as fast."""
     regroup_s: float = 3.0
     """Pause when the trainer's replicas change."""
+    checkpoint_s: float = 1.0
+    """Pause to write a checkpoint."""
     speed: float = 1.0
     """Speed of the real thing over that of the constants."""
     noise: float = 0.0

@@ -6,6 +6,7 @@ without linking to the operator. This package is the polite way to do both in Py
 of torch or vLLM.
 """
 
+from rljob_runtime.follower import LayoutFollower
 from rljob_runtime.layout import (
     DEFAULT_DIRECTORY,
     Endpoint,
@@ -23,6 +24,7 @@ __all__ = [
     "Endpoint",
     "Layout",
     "LayoutError",
+    "LayoutFollower",
     "LayoutPhase",
     "LayoutWatcher",
     "Reporter",

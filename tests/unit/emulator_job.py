@@ -23,6 +23,7 @@ def layout_text(
     draining: Sequence[str] = (),
     phase: str = "steady",
     max_running: int = 16,
+    checkpoint: bool = False,
 ) -> str:
     return json.dumps(
         {
@@ -36,7 +37,7 @@ def layout_text(
             "inFlightCap": cap,
             "maxStaleness": stale,
             "draining": list(draining),
-            "checkpoint": False,
+            "checkpoint": checkpoint,
         }
     )  # fmt: skip
 

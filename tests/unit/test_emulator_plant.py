@@ -260,6 +260,28 @@ def test_a_trainer_acknowledges_at_a_boundary_and_regroups() -> None:
     assert p.trainer.lost_train_s == 0
 
 
+def test_a_checkpoint_is_written_before_it_is_acknowledged_and_a_restart_begins_from_it() -> None:
+    p = plant(tr=truth(train_s=2.0), trainers=("t-0", "t-1"))
+    run_until_version(p, 5)
+    p.advance(0.3)
+    p.see_layout(layout(2, trainers=2, draining=["t-0", "t-1"], phase="draining", checkpoint=True))
+    run_until_version(p, 6)
+    p.advance(0.5)
+    assert p.trainer.state is State.CHECKPOINTING
+    assert p.trainer.acknowledged == {"t-0": 1, "t-1": 1}
+    p.advance(1.0)
+    assert p.trainer.acknowledged == {"t-0": 2, "t-1": 2}
+    assert p.trainer.checkpoint == 6
+    run_until_version(p, 8)
+    p.set_pods({"s-0": True, "s-1": True}, {})
+    assert (p.trainer.version, p.trainer.lost_versions) == (6, 2)
+    p.see_layout(layout(3, trainers=1, phase="resizing"))
+    p.set_pods({"s-0": True, "s-1": True}, {"t-9": True})
+    run_until_version(p, 7)
+    assert p.trainer.members == ("t-9",)
+    assert p.trainer.acknowledged == {"t-9": 3}
+
+
 def test_a_waiting_trainer_is_at_a_boundary() -> None:
     p = plant(mean=1500, cv=0.1)
     p.advance(1)
