@@ -12,7 +12,9 @@ What is learned is kept in the status between decisions; the last part of this m
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from statistics import quantiles
 
 from rljob_operator.growth import LengthTrend, followed
 from rljob_operator.readings import LengthHistogram, Reading, SamplerTelemetry, Telemetry, finished_age_s, mean
@@ -30,6 +32,9 @@ from rljob_planner.split import Split
 MOST_RUNNING = 4.0
 """Running samples over those that a replica was told to take, beyond which the reading is no measurement of this job."""
 
+
+FEWEST_SIBLINGS, INTERQUARTILE = 4, 1.349
+"""Samplers from which on their spread says something; interquartile range of a normal distribution over its standard deviation."""
 
 SAMPLERS_BIND = 0.10
 """Share of the window that the trainer waits from which on samplers are what the period hangs on."""
@@ -75,7 +80,21 @@ def sampler_reading(telemetry: Telemetry, spec: RLJobSpec) -> SamplerReading | N
         iteration_s=_token_s(telemetry, latency_s, running) * (1.0 - pause_share),
         running_per_replica=running,
         resident_tokens_per_replica=resident,
+        noise=_sibling_noise(telemetry),
     )
+
+
+def _sibling_noise(telemetry: Telemetry) -> float:
+    """Standard deviation of ln(seconds a token) over samplers, which should be alike; robust against one that is not. 0: too few."""
+    known = [
+        math.log(value)
+        for pod in telemetry.ready_samplers
+        if pod in telemetry.samplers and (value := telemetry.samplers[pod].iteration_s.value) is not None and value > 0
+    ]
+    if len(known) < FEWEST_SIBLINGS:
+        return 0.0
+    low, _, high = quantiles(known, n=4)
+    return (high - low) / INTERQUARTILE
 
 
 def _token_s(telemetry: Telemetry, latency_s: float, running: float) -> float:
@@ -195,7 +214,17 @@ def kept(calibration: Calibration, lengths: LengthTrend | None) -> CalibrationSt
 
 
 def _evidence_of(kept: EvidenceStatus | None) -> Evidence | None:
-    return None if kept is None else Evidence(kept.readings, kept.spread, kept.recent, kept.last, epoch_s(kept.at))
+    if kept is None:
+        return None
+    return Evidence(
+        kept.readings,
+        kept.spread,
+        kept.scatter,
+        kept.recent,
+        kept.mark,
+        epoch_s(kept.mark_at),
+        epoch_s(kept.at),
+    )
 
 
 def _kept_evidence(evidence: Evidence | None) -> EvidenceStatus | None:
@@ -204,8 +233,10 @@ def _kept_evidence(evidence: Evidence | None) -> EvidenceStatus | None:
     return EvidenceStatus(
         readings=_six(evidence.readings),
         spread=_six(evidence.spread),
+        scatter=_six(evidence.scatter),
         recent=_six(evidence.recent),
-        last=_six(evidence.last),
+        mark=_six(evidence.mark),
+        mark_at=timestamp(evidence.mark_s),
         at=timestamp(evidence.at_s),
     )
 

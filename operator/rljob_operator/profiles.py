@@ -27,7 +27,7 @@ from rljob_planner.api.status import DecodeConstants, LearnedStatus, RLJobStatus
 from rljob_planner.api.workload import ResponseTokens
 from rljob_planner.calibrate import LEAST_FACTOR, MOST_FACTOR, Calibration
 from rljob_planner.errors import PlanningError
-from rljob_planner.evidence import Evidence
+from rljob_planner.evidence import assumed
 from rljob_planner.hardware import DecodeEfficiency
 from rljob_planner.job import lengths_of, model_of
 
@@ -45,9 +45,6 @@ OTHER_WIDTH = 1.5
 
 OLD_DAYS = 180
 """Age from which a run is not believed any more: engines change."""
-
-READING_ERROR = 0.05
-"""Standard deviation of ln(one reading), by which the uncertainty of a profile becomes a number of readings."""
 
 _COVERED = 0.5
 """Share of the new run's steps that an earlier one must have made for its growth to be taken over."""
@@ -301,16 +298,11 @@ def calibration_of(lesson: Lesson, now_s: float, base: Calibration | None = None
         sampler_factor=lesson.sampler_factor,
         trainer_factor=lesson.trainer_factor,
         residual=max(lesson.sampler_error, lesson.trainer_error),
-        sampler_evidence=_evidence(lesson.sampler_factor, lesson.sampler_error, now_s),
-        trainer_evidence=_evidence(lesson.trainer_factor, lesson.trainer_error, now_s),
+        sampler_evidence=assumed(lesson.sampler_factor, lesson.sampler_error, now_s),
+        trainer_evidence=assumed(lesson.trainer_factor, lesson.trainer_error, now_s),
         # What was measured in a running job holds without the allowance for what running costs a benchmark.
         measured_on=None,
     )
-
-
-def _evidence(factor: float, error: float, now_s: float) -> Evidence:
-    value = math.log(factor)
-    return Evidence((READING_ERROR / error) ** 2, READING_ERROR, value, value, now_s)
 
 
 def learned_status(lesson: Lesson | None, config_map: str | None, measured: Calibration | None) -> LearnedStatus | None:

@@ -144,6 +144,8 @@ class SamplerReading:
     """Mean running samples of a replica."""
     resident_tokens_per_replica: float
     """Mean tokens in a replica's KV cache."""
+    noise: float = 0.0
+    """Standard deviation of ln(iteration_s) over replicas that should be alike: how noisy readings are at least."""
 
 
 @dataclass(frozen=True)
@@ -183,8 +185,9 @@ def updated(
         trainer = _speed(trainer_reading.step_s, _predicted_step_s(job, split, trainer_reading))
     if sampler is None and trainer is None:
         return previous
-    samplers = _learned(previous.sampler_factor, previous.sampler_evidence, sampler, at_s, window_s)
-    trainers = _learned(previous.trainer_factor, previous.trainer_evidence, trainer, at_s, window_s)
+    noise = 0.0 if sampler_reading is None else sampler_reading.noise
+    samplers = _learned(previous.sampler_factor, previous.sampler_evidence, sampler, at_s, window_s, noise)
+    trainers = _learned(previous.trainer_factor, previous.trainer_evidence, trainer, at_s, window_s, noise)
     errors = [side.error for side in (samplers, trainers) if side.error is not None]
     residual = previous.residual
     if errors:
@@ -219,13 +222,15 @@ def _speed(measured_s: float, predicted_s: float) -> float | None:
     return predicted_s / measured_s
 
 
-def _learned(factor: float, evidence: Evidence | None, reading: float | None, at_s: float, window_s: float) -> _Side:
+def _learned(
+    factor: float, evidence: Evidence | None, reading: float | None, at_s: float, window_s: float, noise: float
+) -> _Side:
     if reading is None:
         return _Side(factor, evidence, None)
     if evidence is None:
         # A factor that was known before the run, from a benchmark, is what the first reading may contradict.
         error = None if factor == 1.0 else abs(math.log(reading / factor))
-        value, seen = first(reading, at_s)
+        value, seen = first(reading, at_s, noise)
         return _Side(_clamped(value), seen, error)
     value, seen = absorbed(factor, evidence, reading, at_s, window_s)
     return _Side(_clamped(value), seen, abs(math.log(reading / factor)))

@@ -1,8 +1,11 @@
 """How sure a learned factor is: the average of noisy readings of something that hardly changes, until it does.
 
 Windows of successive readings overlap, so that a new reading is mostly the old one again. It therefore counts as the share of
-its window that is new, and noise is measured by what successive readings differ (half the mean square of a difference, von Neumann
-1941): a difference sees noise alone, where a deviation from the mean also sees what drifts.
+its window that is new, and noise is measured by what readings a whole window apart differ (half the mean square of a difference, von
+Neumann 1941): a difference sees noise alone, where a deviation from the mean also sees what drifts.
+
+Noise that lasts longer than a window, such as a neighbour on the network, differences do not see, but deviations from the mean do.
+Where they are larger, readings are no independent ones: the error of the average is as much larger, and then some.
 
 The average is the plain mean of all that was seen, so that its error falls as 1/√n while nothing changes: a stationary job becomes
 ever calmer. Beside it runs one over the latest readings alone. When the two differ by more than noise explains, the speed has
@@ -33,6 +36,15 @@ READINGS_MOST = 48.0
 RECENT_READINGS = 1.5
 """Independent readings that the recent average is about."""
 
+OUTLIER = 2.5
+"""Deviations as which anything larger counts: a jump is no noise."""
+
+LASTING_NOISE = 1.5
+"""Scatter over spread that is taken for lasting noise; more is drift."""
+
+LASTING_MOST = 6.0
+"""Readings that lasting noise makes count for one, at most."""
+
 YOUNG_READINGS = 5.0
 """Independent readings up to which an average is young."""
 
@@ -48,32 +60,51 @@ class Evidence:
     """What is behind one factor besides its value; logarithms are natural."""
 
     readings: float
-    """Independent readings that the factor rests on."""
+    """Windows that the factor rests on, each counted as far as it was new."""
     spread: float
-    """Standard deviation of ln(one reading)."""
+    """Standard deviation of ln(one reading), from readings a window apart."""
+    scatter: float
+    """The same, from what readings deviate from the average: larger where noise lasts longer than a window, or where speeds drift."""
     recent: float
     """ln of the factor by the latest readings alone."""
-    last: float
-    """ln of the last reading."""
+    mark: float
+    """ln of the reading that the next one a window later is compared with."""
+    mark_s: float
+    """When that was read, in seconds since the epoch."""
     at_s: float
-    """When it was read, in seconds since the epoch."""
+    """When the last one was read, in seconds since the epoch."""
+
+    @property
+    def noise(self) -> float:
+        """Standard deviation of ln(one reading), whatever its cause."""
+        return max(self.spread, self.scatter)
 
     @property
     def standard_error(self) -> float:
-        """Standard error of the logarithm of the factor as long as it stays what it was."""
-        return self.spread / math.sqrt(max(self.readings, 1e-3))
+        """Standard error of the logarithm of the factor as long as it stays what it was.
+
+        Of readings whose noise lasts, as many count for one as scatter is above spread, in squares.
+        """
+        lasting = min(LASTING_MOST, (self.noise / self.spread) ** 2)
+        return self.noise / math.sqrt(max(self.readings / lasting, 0.5))
 
     def error_of(self, factor: float) -> float:
         """Standard error of the logarithm of ``factor``, counting what it trails the latest readings by beyond noise."""
-        noise = self.spread**2 * (1.0 / RECENT_READINGS + 1.0 / max(self.readings, 1e-3))
+        noise = self.noise**2 * (1.0 / RECENT_READINGS + 1.0 / max(self.readings, 0.5))
         trailing = max(0.0, (self.recent - math.log(factor)) ** 2 - noise)
         return math.sqrt(self.standard_error**2 + trailing)
 
 
-def first(reading: float, at_s: float) -> tuple[float, Evidence]:
-    """The factor after the first reading (> 0): the reading itself."""
-    value = math.log(reading)
-    return reading, Evidence(1.0, SPREAD_PRIOR, value, value, at_s)
+def first(reading: float, at_s: float, noise: float = 0.0) -> tuple[float, Evidence]:
+    """The factor after the first reading (> 0): the reading itself; ``noise``: what its deviation is known to be at least."""
+    value, spread = math.log(reading), max(SPREAD_PRIOR, noise)
+    return reading, Evidence(1.0, spread, spread, value, value, at_s, at_s)
+
+
+def assumed(factor: float, error: float, at_s: float) -> Evidence:
+    """What is behind a factor that is known from before to a standard error of its logarithm; readings of the run soon outweigh it."""
+    value, spread = math.log(factor), max(SPREAD_LEAST, min(error, SPREAD_PRIOR))
+    return Evidence((spread / error) ** 2, spread, spread, value, value, at_s, at_s)
 
 
 def absorbed(factor: float, before: Evidence, reading: float, at_s: float, window_s: float) -> tuple[float, Evidence]:
@@ -81,26 +112,27 @@ def absorbed(factor: float, before: Evidence, reading: float, at_s: float, windo
     fresh = min(1.0, max(0.0, (at_s - before.at_s) / window_s)) if window_s > 0 else 1.0
     if fresh <= 0.0:
         return factor, before
-    value = math.log(reading)
-    spread = _spread(before, value, fresh)
+    value, average = math.log(reading), math.log(factor)
+    spread, mark, mark_s = before.spread, before.mark, before.mark_s
+    if at_s - mark_s >= 0.99 * window_s:
+        spread = _averaged(spread, before, 1.0, (value - mark) ** 2 / 2.0)
+        mark, mark_s = value, at_s
+    young = before.readings / (before.readings + 1.0)
+    scatter = _averaged(before.scatter, before, fresh, young * (value - average) ** 2)
     readings = min(READINGS_MOST, before.readings + fresh)
-    average = math.log(factor) + fresh / readings * (value - math.log(factor))
+    average += fresh / readings * (value - average)
     share = min(1.0, fresh / min(RECENT_READINGS, readings))
     recent = before.recent + share * (value - before.recent)
-    noise = spread * math.sqrt(1.0 / RECENT_READINGS + 1.0 / readings)
-    apart = abs(recent - average) / noise
+    noise = max(spread, min(scatter, LASTING_NOISE * spread))
+    apart = abs(recent - average) / (noise * math.sqrt(1.0 / RECENT_READINGS + 1.0 / readings))
     # A young average still holds what was before the change that it began with, so it follows the recent one for a while.
     if readings > RECENT_READINGS and apart > (CHANGED if readings > YOUNG_READINGS else FOLLOWS):
-        average, readings = recent, RECENT_READINGS
-    return math.exp(average), Evidence(readings, spread, recent, value, at_s)
+        average, readings, scatter = recent, RECENT_READINGS, spread
+    return math.exp(average), Evidence(readings, spread, scatter, recent, mark, mark_s, at_s)
 
 
-def _spread(before: Evidence, value: float, fresh: float) -> float:
-    """The standard deviation of a reading after one more; a single jump counts no more than a few of the present deviations.
-
-    Overlapping windows differ by the share that is new on one side and gone on the other: E[d²] = 2·σ²·fresh.
-    """
+def _averaged(deviation: float, before: Evidence, fresh: float, square: float) -> float:
+    """A standard deviation after one more square; a single jump counts no more than a few of the present deviations."""
     behind = min(SPREAD_MEMORY, before.readings - 1.0 + SPREAD_PRIOR_READINGS)
-    seen = min((value - before.last) ** 2 / (2.0 * fresh), (2.0 * CHANGED * before.spread) ** 2)
-    variance = (behind * before.spread**2 + fresh * seen) / (behind + fresh)
-    return max(SPREAD_LEAST, math.sqrt(variance))
+    seen = min(square, (OUTLIER * deviation) ** 2)
+    return max(SPREAD_LEAST, math.sqrt((behind * deviation**2 + fresh * seen) / (behind + fresh)))

@@ -141,7 +141,7 @@ def test_the_way_back_waits_until_the_last_move_could_pay_for_itself() -> None:
 
 def known_to(error: float, readings: float = 4.0) -> Calibration:
     """Factors with this standard error."""
-    evidence = Evidence(readings, error * math.sqrt(readings), 0.0, 0.0, NOW_S)
+    evidence = Evidence(readings, error * math.sqrt(readings), 0.0, 0.0, 0.0, NOW_S, NOW_S)
     return Calibration(observations=4, sampler_evidence=evidence, trainer_evidence=evidence)
 
 

@@ -17,15 +17,19 @@ class EvidenceStatus(ApiModel):
     """What is behind one side's factor."""
 
     readings: float
-    """Independent readings that the factor rests on; windows that overlap count as far as they are new."""
+    """Windows that the factor rests on, each counted as far as it was new."""
     spread: float
-    """Standard deviation of ln(one reading), without what drifts."""
+    """Standard deviation of ln(one reading), from readings a window apart."""
+    scatter: float
+    """The same, from what readings deviate from the factor."""
     recent: float
     """Natural logarithm of the factor that the latest readings show by themselves."""
-    last: float
-    """Natural logarithm of the last reading."""
+    mark: float
+    """Natural logarithm of the reading that the next one a window later is compared with."""
+    mark_at: str
+    """When that was read."""
     at: str
-    """When it was read."""
+    """When the last one was read."""
 
 
 class LengthTrendStatus(ApiModel):
