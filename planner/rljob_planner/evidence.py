@@ -86,7 +86,7 @@ class Evidence:
         Of readings whose noise lasts, as many count for one as scatter is above spread, in squares.
         """
         lasting = min(LASTING_MOST, (self.noise / self.spread) ** 2)
-        return self.noise / math.sqrt(max(self.readings / lasting, 0.5))
+        return self.noise / math.sqrt(max(self.readings / lasting, 1e-3))
 
     def error_of(self, factor: float) -> float:
         """Standard error of the logarithm of ``factor``, counting what it trails the latest readings by beyond noise."""
