@@ -11,9 +11,14 @@ from rljob_operator.cluster import ClusterError
 from rljob_operator.layout import LayoutPhase, layout_of
 from rljob_operator.lifecycle import stopping
 from rljob_operator.passes import Pass
-from rljob_operator.rebalance import announced
+from rljob_operator.rebalance import Targets, announced
 from rljob_operator.status import Verdict
 from rljob_planner.api.status import ConditionType, MovePhase
+
+AT_ONCE_S = 0.0
+
+SOON_S = 1.0
+"""How soon to look again where the view and the API server differ."""
 
 NAME_TAKEN_S = 5.0
 """How soon to look again whether the name of a child has come free."""
@@ -31,6 +36,8 @@ class Acting:
         if split is None or this.targets is None:
             return
         await self._publish(this)
+        if not await self._actions.touch(this.pods):
+            this.soon(SOON_S)
         if move is not None and move.phase is MovePhase.SHRINK:
             await self._actions.price_victims(this.pods, move.victims)
         try:
@@ -54,11 +61,21 @@ class Acting:
                     f"{edit} was edited by somebody else and is restored; change the RLJob instead",
                 )
             )
+        await self._lift(this, this.targets)
+
+    async def _lift(self, this: Pass, targets: Targets) -> None:
+        """Lifts the gates that the status grants, then grants what there is room for: the next pass lifts it."""
+        granted = this.before.grants
+        if granted and not await self._actions.lift_gates(this.job, this.gpu_resources, granted, this.pods):
+            this.soon(SOON_S)
         # The view wakes the job when GPUs come free; asking the API server until then would only load it.
-        if self._actions.liftable(this.job, this.targets, this.gpu_resources, this.pods):
-            lifted = await self._actions.lift_gates(this.job, this.targets, this.gpu_resources)
-            if lifted == 0:
-                this.soon(1.0)
+        if self._actions.liftable(this.job, targets, this.gpu_resources, this.pods, granted):
+            grants = await self._actions.grant(this.job, targets, this.gpu_resources, granted)
+            this.soon(SOON_S if grants == granted else AT_ONCE_S)
+        else:
+            lifted = {gate.uid_of(pod) for pod in this.pods if not gate.is_gated(pod)}
+            grants = tuple(uid for uid in granted if uid not in lifted)
+        this.update(grants=grants)
 
     async def _publish(self, this: Pass) -> None:
         """Publishes the layout if it says something new; only then does its generation grow."""

@@ -3,6 +3,9 @@
 The official asynchronous client carries the connection, the credentials and their refresh; its generated models are left out, since
 everything that decides here takes the JSON that the API returns, and since server-side apply sends back exactly what was
 built. Children are written by server-side apply under one field manager, so that the fields of others stay theirs.
+
+Whatever is written speaks of what was read: an apply of an object without a resourceVersion creates it and nothing else, one with a
+resourceVersion changes that version of it and nothing else. So nobody undoes what he has not seen.
 """
 
 from __future__ import annotations
@@ -72,25 +75,42 @@ PROFILES = Resource("rljob.dev/v1alpha1", "rljobprofiles")
 SERVICES = Resource("v1", "services")
 DEPLOYMENTS = Resource("apps/v1", "deployments")
 STATEFUL_SETS = Resource("apps/v1", "statefulsets")
+NETWORK_POLICIES = Resource("networking.k8s.io/v1", "networkpolicies")
 LEASES = Resource("coordination.k8s.io/v1", "leases")
 
-CHILDREN = (DEPLOYMENTS, STATEFUL_SETS, SERVICES, CONFIG_MAPS, PODS)
+CHILDREN = (DEPLOYMENTS, STATEFUL_SETS, SERVICES, CONFIG_MAPS, NETWORK_POLICIES, PODS)
 """All kinds of which a job has objects, the pods of its workloads among them."""
 
 _BY_KIND = {
-    ("networking.k8s.io/v1", "NetworkPolicy"): Resource("networking.k8s.io/v1", "networkpolicies"),
+    ("networking.k8s.io/v1", "NetworkPolicy"): NETWORK_POLICIES,
     ("rljob.dev/v1alpha1", "RLJobProfile"): PROFILES,
     ("v1", "ConfigMap"): CONFIG_MAPS,
     ("v1", "Pod"): PODS,
-    ("v1", "Service"): Resource("v1", "services"),
-    ("apps/v1", "Deployment"): Resource("apps/v1", "deployments"),
-    ("apps/v1", "StatefulSet"): Resource("apps/v1", "statefulsets"),
+    ("v1", "Service"): SERVICES,
+    ("apps/v1", "Deployment"): DEPLOYMENTS,
+    ("apps/v1", "StatefulSet"): STATEFUL_SETS,
 }
 
 
 def resource_of(obj: Mapping[str, Any]) -> Resource:
     """The resource of an object by its apiVersion and kind; raises KeyError for a kind that the operator never writes."""
     return _BY_KIND[(obj["apiVersion"], obj["kind"])]
+
+
+def preconditions(obj: Mapping[str, Any]) -> dict[str, str]:
+    """The uid and resourceVersion of an object as it was read, for a write that must find it so."""
+    meta = obj["metadata"]
+    return {"uid": str(meta["uid"]), "resourceVersion": str(meta["resourceVersion"])}
+
+
+def version_of(obj: Mapping[str, Any]) -> int:
+    """The resourceVersion of an object as a number, which Kubernetes lets one compare for order; 0 if it has none."""
+    text = str(obj["metadata"].get("resourceVersion", ""))
+    return int(text) if text.isdigit() else 0
+
+
+NO_VERSION = "1"
+"""A resourceVersion that no object can have, since the store's first revision holds none: an apply with it finds nothing or fails."""
 
 
 class Api(Protocol):
@@ -103,7 +123,11 @@ class Api(Protocol):
         """The objects of a collection that carry labels, read from the store and not from a cache."""
 
     async def apply(self, obj: Json, *, dry_run: bool = False) -> Json:
-        """Server-side apply under the operator's field manager."""
+        """Server-side apply under the operator's field manager.
+
+        With a uid and a resourceVersion in its metadata it changes that version of the object and no other, without them it
+        creates the object; 409 if that is not how things stand.
+        """
 
     async def create(self, resource: Resource, namespace: str, obj: Json, *, dry_run: bool = False) -> Json:
         """Creates an object, or only asks whether it could be."""
@@ -116,8 +140,10 @@ class Api(Protocol):
     async def put_status(self, resource: Resource, namespace: str, name: str, obj: Json) -> Json:
         """Replaces the status of an object; a 409 says that it has changed since ``obj`` was read."""
 
-    async def delete(self, resource: Resource, namespace: str, name: str) -> None:
-        """Deletes an object; one that is gone is fine."""
+    async def delete(
+        self, resource: Resource, namespace: str, name: str, preconditions: Mapping[str, str] | None = None
+    ) -> None:
+        """Deletes an object; one that is gone is fine, one of another uid or resourceVersion than stated a 409."""
 
 
 class Cluster:
@@ -166,6 +192,8 @@ class Cluster:
     async def apply(self, obj: Json, *, dry_run: bool = False) -> Json:
         """Server-side apply under the operator's field manager; its fields win over other managers'."""
         meta = obj["metadata"]
+        if "resourceVersion" not in meta and not dry_run:
+            obj = {**obj, "metadata": {**meta, "resourceVersion": NO_VERSION}}
         query = {"fieldManager": FIELD_MANAGER, "force": "true"}
         if dry_run:
             query["dryRun"] = "All"
@@ -196,10 +224,15 @@ class Cluster:
         """Replaces the status of an object; a 409 says that it has changed since ``obj`` was read."""
         return await self._request("PUT", resource.path(namespace, name, "status"), body=obj)
 
-    async def delete(self, resource: Resource, namespace: str, name: str) -> None:
-        """Deletes an object; one that is gone is fine."""
+    async def delete(
+        self, resource: Resource, namespace: str, name: str, preconditions: Mapping[str, str] | None = None
+    ) -> None:
+        """Deletes an object; one that is gone is fine, one of another uid or resourceVersion than stated a 409."""
+        body: Json = {"propagationPolicy": "Background"}
+        if preconditions:
+            body["preconditions"] = dict(preconditions)
         try:
-            await self._request("DELETE", resource.path(namespace, name), body={"propagationPolicy": "Background"})
+            await self._request("DELETE", resource.path(namespace, name), body=body)
         except ClusterError as error:
             if error.status != 404:
                 raise

@@ -7,13 +7,54 @@ cluster (how fast it schedules, how long it loads weights) and not the job.
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from rljob_operator.rebalance import Deadlines
 from rljob_planner.api.base import duration_s
 
 PREFIX = "RLJOB_OPERATOR_"
+
+_NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+
+
+@dataclass(frozen=True)
+class LeaseConfig:
+    """The Lease and its times. Raises ValueError for times under which two could lead."""
+
+    namespace: str = "rljob-system"
+    """Namespace of the Lease."""
+    name: str = "rljob-operator"
+    """Name of the Lease: one an installation."""
+    identity: str = "rljob-operator"
+    """What the Lease shows as its holder, usually the pod's name; a word that is new with every process is added."""
+    duration_s: float = 15.0
+    """How long the Lease stands without a renewal before a candidate takes it: what a crash of the leader costs."""
+    renew_deadline_s: float = 10.0
+    """How long the leader goes on without a renewal that succeeded."""
+    period_s: float = 2.0
+    """Time between two renewals."""
+    poll_s: float = 1.0
+    """Time between two looks of a candidate: what a handover costs."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.period_s < self.renew_deadline_s < self.duration_s:
+            raise ValueError(
+                f"lease times must grow: renew period {self.period_s:g} s < renew deadline {self.renew_deadline_s:g} s < "
+                f"lease duration {self.duration_s:g} s; otherwise two replicas could lead at once"
+            )
+        if self.duration_s != int(self.duration_s):
+            raise ValueError(f"the lease duration {self.duration_s:g} s must be in whole seconds, as a Lease keeps it")
+
+
+def own_namespace(default: str = LeaseConfig.namespace) -> str:
+    """The namespace that this process runs in by its service account; ``default`` outside of a pod."""
+    try:
+        return _NAMESPACE_FILE.read_text().strip() or default
+    except OSError:
+        return default
 
 
 @dataclass(frozen=True)
@@ -41,6 +82,8 @@ class Config:
     settle_steps: int = 3
     """Steps after a start or a move before a decision rests on what is measured."""
     deadlines: Deadlines = field(default_factory=Deadlines)
+    lease: LeaseConfig | None = None
+    """The Lease by which one of several replicas leads; None: this is the only one."""
 
     def prometheus_for(self, wished: str | None) -> str | None:
         """The Prometheus that a job may use: the one it names if allowed, else the default; raises ValueError if it is not allowed."""
@@ -78,6 +121,28 @@ class Config:
                 raise ValueError(f"{PREFIX}{name}: {value!r} is not a whole number")
             return int(value)
 
+        def yes(name: str) -> bool:
+            value = (text(name) or "false").lower()
+            if value not in ("true", "false"):
+                raise ValueError(f"{PREFIX}{name}: {value!r} is neither true nor false")
+            return value == "true"
+
+        def lease() -> LeaseConfig | None:
+            if not yes("LEADER_ELECTION"):
+                return None
+            usual = LeaseConfig()
+            try:
+                return LeaseConfig(
+                    namespace=text("LEASE_NAMESPACE") or own_namespace(),
+                    name=text("LEASE_NAME") or usual.name,
+                    identity=text("IDENTITY") or socket.gethostname(),
+                    duration_s=seconds("LEASE_DURATION", usual.duration_s),
+                    renew_deadline_s=seconds("RENEW_DEADLINE", usual.renew_deadline_s),
+                    period_s=seconds("RENEW_PERIOD", usual.period_s),
+                )
+            except ValueError as error:
+                raise ValueError(f"{PREFIX}LEASE_DURATION, _RENEW_DEADLINE, _RENEW_PERIOD: {error}") from error
+
         standard = Deadlines()
         return cls(
             prometheus_url=text("PROMETHEUS_URL"),
@@ -95,4 +160,5 @@ class Config:
                 gone_s=seconds("GONE_DEADLINE", standard.gone_s),
                 ready_s=seconds("READY_DEADLINE", standard.ready_s),
             ),
+            lease=lease(),
         )

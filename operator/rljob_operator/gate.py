@@ -100,19 +100,30 @@ def name_of(pod: Pod) -> str:
     return str((pod.get("metadata") or {}).get("name", ""))
 
 
+def uid_of(pod: Pod) -> str:
+    """The pod's uid, the empty string if it has none."""
+    return str((pod.get("metadata") or {}).get("uid", ""))
+
+
 def held_gpus(pods: Iterable[Pod], gpu_resource: str | Collection[str]) -> int:
     """GPUs that the pods hold together, in devices: what the budget is compared with."""
     return sum(pod_gpus(pod, gpu_resource) for pod in pods if is_held(pod))
 
 
 def pods_to_lift(
-    pods: Iterable[Pod], *, budget: int, gpu_resource: str | Collection[str], wanted: Mapping[str, int]
+    pods: Iterable[Pod],
+    *,
+    budget: int,
+    gpu_resource: str | Collection[str],
+    wanted: Mapping[str, int],
+    granted: Collection[str] = (),
 ) -> tuple[str, ...]:
     """Names of the gated pods of one job whose gates may be lifted now, in the order in which to lift them.
 
     ``pods`` are all pods of the job, ``budget`` its GPUs, ``wanted`` the pods of each role that may live; a role that is
     absent wants none. After lifting all of them, the GPUs held stay within the budget, and no role has more live pods
-    (held, not terminating) than wanted. Gated pods that are terminating or terminal are left alone.
+    (held, not terminating) than wanted. Gated pods that are terminating or terminal are left alone. ``granted`` are the uids of
+    pods whose lift is decided already, by whomever: they count as held and are not named again.
 
     Trainers go first, then samplers, then other roles: a trainer that lacks one of its pods usually can't run at all, while
     each sampler is useful alone. Within a role the oldest go first, and of the same second the lowest ordinal, so that a
@@ -121,12 +132,17 @@ def pods_to_lift(
     whole, so once the terminating pods are gone there is room for the wide one. Nobody starves.
     """
     pods = tuple(pods)
-    room = budget - held_gpus(pods, gpu_resource)
+    promised = [pod for pod in pods if not is_held(pod) and not is_terminal(pod) and uid_of(pod) in granted]
+    room = budget - held_gpus(pods, gpu_resource) - sum(pod_gpus(pod, gpu_resource) for pod in promised)
     live: dict[str, int] = {}
-    for pod in pods:
-        if is_held(pod) and not is_terminating(pod):
+    for pod in (*(pod for pod in pods if is_held(pod)), *promised):
+        if not is_terminating(pod):
             live[role_of(pod)] = live.get(role_of(pod), 0) + 1
-    waiting = [p for p in pods if is_gated(p) and not is_held(p) and not is_terminating(p) and not is_terminal(p)]
+    waiting = [
+        p
+        for p in pods
+        if is_gated(p) and not is_held(p) and not is_terminating(p) and not is_terminal(p) and uid_of(p) not in granted
+    ]
     lifted = []
     for pod in sorted(waiting, key=_lift_order):
         role, gpus = role_of(pod), pod_gpus(pod, gpu_resource)
@@ -140,9 +156,9 @@ def pods_to_lift(
 def lift_patch(pod: Pod) -> dict[str, Any]:
     """The JSON merge patch (``application/merge-patch+json``) that takes our gate off a pod, and only ours.
 
-    It carries the pod's uid and resourceVersion, so the API server answers 409 if the pod has changed since it was read:
-    two operators that act for a moment can't both spend the same room unseen, and a pod that was made anew under the same
-    name is not lifted by an old decision.
+    It carries the pod's uid and resourceVersion, so the API server answers 409 if the pod has changed since it was read: a pod that was
+    made anew under the same name is not lifted by an old decision. It does not by itself keep two operators from spending the same
+    room on two different pods; that is why a lift is first granted in the job's status (``unlifted_grants``).
     """
     metadata = pod["metadata"]
     gates = (pod.get("spec") or {}).get("schedulingGates") or ()
@@ -150,6 +166,18 @@ def lift_patch(pod: Pod) -> dict[str, Any]:
         "metadata": {"uid": metadata["uid"], "resourceVersion": metadata["resourceVersion"]},
         "spec": {"schedulingGates": [dict(gate) for gate in gates if gate.get("name") != GATE]},
     }
+
+
+def unlifted_grants(pods: Iterable[Pod], granted: Iterable[str]) -> tuple[str, ...]:
+    """Of the uids ``granted``, those whose pods are there and still gated.
+
+    A grant is written into the job's status, under the resourceVersion that it was decided on, before a gate is lifted by it. Of two
+    who decide at once one fails and reads again, and whoever reads a status sees every lift that may still be under way. For that a
+    grant is never taken back while its pod is there and gated: somebody may be lifting it at this moment. ``pods`` must have been read
+    from the API server after the status.
+    """
+    gated = {uid_of(pod) for pod in pods if is_gated(pod)}
+    return tuple(uid for uid in granted if uid in gated)
 
 
 def _lift_order(pod: Pod) -> tuple[int, str, tuple[str | int, ...]]:

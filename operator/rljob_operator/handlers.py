@@ -3,12 +3,18 @@
 kopf's own change handlers are edge-triggered and its daemons and timers put a finalizer on the object, which would block
 its deletion while the operator is down. So kopf only watches here: indexes keep what was seen, events wake the task of the
 job they concern, and the task runs the level-based pass of ``reconcile`` until the object is gone.
+
+With leader election every replica watches and keeps its indexes warm, and only the leader has tasks: they begin when the Lease is
+taken and are cancelled when it is lost. SIGTERM is taken from kopf, which would first end its watches and leave the Lease to the
+last: here the passes end, the writes under way are finished, the Lease is given back, and only then kopf stops.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import signal
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -21,7 +27,9 @@ from rljob_operator import autoscalers, fleet
 from rljob_operator.cluster import FIELD_MANAGER, Cluster, ClusterError, Json
 from rljob_operator.config import Config
 from rljob_operator.edges import Edges
+from rljob_operator.fence import Fence, Fenced, Holding, TakeOver
 from rljob_operator.gate import MANAGED_BY_LABEL, UID_LABEL
+from rljob_operator.leader import Elector
 from rljob_operator.metrics import OperatorMetrics
 from rljob_operator.reconcile import Reconciler
 from rljob_operator.view import View
@@ -31,6 +39,9 @@ from rljob_planner.api import GROUP, PLURAL, VERSION
 MANAGED = {MANAGED_BY_LABEL: FIELD_MANAGER}
 LONGEST_SILENCE_S = 300.0
 """A job without a pass for so long makes the liveness probe fail: a stalled task is worse than a restart."""
+
+HANDOVER_S = 5.0
+"""How long the end of the passes and the writes under way may take when the operator is told to stop."""
 
 BURST_S = 0.2
 """Shortest time between two passes over a job, unless the first asked for the second at once."""
@@ -60,8 +71,72 @@ class Memo:
     metrics: OperatorMetrics = field(default_factory=OperatorMetrics)
     jobs: dict[str, JobTask] = field(default_factory=dict)
     cluster: Cluster | None = None
+    fenced: Fenced | None = None
+    fence: Fence = field(default_factory=Fence)
     session: aiohttp.ClientSession | None = None
+    leading: bool = True
+    """Whether jobs have tasks; without leader election always."""
     closing: bool = False
+    elector: Elector | None = None
+    election: asyncio.Task[None] | None = None
+    take_over: TakeOver | None = None
+
+    async def connect(self) -> None:
+        """Connects to the API server and, if there is an election, takes part in it."""
+        self.cluster = await Cluster.connect()
+        self.session = aiohttp.ClientSession()
+        lease = self.config.lease
+        if lease is None:
+            self.fenced = Fenced(self.cluster, self.fence)
+            self.metrics.leads(True)
+            return
+        self.leading, self.fence = False, Fence(elected=True)
+        self.fenced = Fenced(self.cluster, self.fence)
+        self.metrics.leads(False)
+        self.elector = Elector(self.cluster, lease, self.fence, acquired=self.acquired, lost=self.lost)
+        self.take_over = TakeOver(self.fenced, self.fence, self.elector.confirm)
+        self.election = asyncio.create_task(self.elector.run(), name="leader election")
+
+    def acquired(self, holding: Holding) -> None:
+        """Leading begins: every job that was seen gets its task."""
+        self.leading, self.view.token = True, holding.token
+        self.metrics.leads(True, took_over=True)
+        for job in self.jobs.values():
+            job.last_pass_s = time.monotonic()
+            self.start(job)
+
+    def lost(self) -> None:
+        """Leading ends, at once: no task goes on, and no metric of a job is kept that nobody feeds."""
+        self.leading = False
+        self.metrics.leads(False)
+        for job in self.jobs.values():
+            if job.task is not None:
+                job.task.cancel()
+            self.metrics.forget(job.namespace, job.name)
+
+    async def hand_over(self) -> None:
+        """Ends the passes, lets the writes under way finish, and gives the Lease back. Never raises."""
+        self.closing = True
+        tasks = [job.task for job in self.jobs.values() if job.task is not None]
+        for task in tasks:
+            task.cancel()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(HANDOVER_S):
+                await asyncio.gather(*tasks, return_exceptions=True)
+                if self.fenced is not None:
+                    await self.fenced.settled(HANDOVER_S)
+                if self.election is not None and self.elector is not None:
+                    self.election.cancel()
+                    await asyncio.gather(self.election, return_exceptions=True)
+                    await self.elector.release()
+
+    async def disconnect(self) -> None:
+        """Closes the connections, after the jobs' tasks have ended."""
+        await self.hand_over()
+        if self.session is not None:
+            await self.session.close()
+        if self.cluster is not None:
+            await self.cluster.close()
 
     def wake(self, uid: str | None) -> None:
         """Wakes one job, or all of them."""
@@ -76,10 +151,10 @@ class Memo:
 
     async def run(self, job: JobTask) -> None:
         """Runs passes over a job until it is gone; an error delays the next pass and ends nothing."""
-        assert self.cluster is not None
+        assert self.fenced is not None
         assert self.session is not None
         reconciler = Reconciler(
-            cluster=self.cluster,
+            cluster=self.fenced,
             edges=Edges.real(self.session),
             view=self.view,
             config=self.config,
@@ -87,6 +162,7 @@ class Memo:
             namespace=job.namespace,
             name=job.name,
             uid=job.uid,
+            claim=self.take_over,
         )
         failures = 0
         while True:
@@ -115,7 +191,7 @@ class Memo:
         job.task.add_done_callback(lambda task: self._ended(job, task))
 
     def _ended(self, job: JobTask, task: asyncio.Task[None]) -> None:
-        if self.closing or self.jobs.get(job.uid) is not job:
+        if self.closing or not self.leading or self.jobs.get(job.uid) is not job or job.task is not task:
             return
         if not task.cancelled() and task.exception() is None:
             self.jobs.pop(job.uid, None)
@@ -163,22 +239,13 @@ def registry(config: Config) -> tuple[kopf.OperatorRegistry, Memo]:
             config.prometheus_url or "none, so only jobs that name one are rebalanced",
             ", ".join(config.namespaces) or "all",
         )
-        memo.cluster = await Cluster.connect()
-        memo.session = aiohttp.ClientSession()
+        await memo.connect()
         if config.metrics_port is not None:
             memo.metrics.serve(config.metrics_port)
 
     @kopf.on.cleanup(registry=found)
     async def cleanup(**_: Any) -> None:
-        memo.closing = True
-        tasks = [job.task for job in memo.jobs.values() if job.task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        if memo.session is not None:
-            await memo.session.close()
-        if memo.cluster is not None:
-            await memo.cluster.close()
+        await memo.disconnect()
 
     @kopf.on.login(registry=found)
     def login(**kwargs: Any) -> kopf.ConnectionInfo | None:
@@ -186,6 +253,10 @@ def registry(config: Config) -> tuple[kopf.OperatorRegistry, Memo]:
 
     @kopf.on.probe(id="reconciling", registry=found)
     def reconciling(**_: Any) -> float:
+        if memo.election is not None and memo.election.done() and not memo.closing:
+            raise RuntimeError("the leader election ended, so that this replica would never lead again")
+        if not memo.leading:
+            return 0.0
         now = time.monotonic()
         silence_s = max((now - job.last_pass_s for job in memo.jobs.values()), default=0.0)
         if silence_s > LONGEST_SILENCE_S:
@@ -234,7 +305,8 @@ def registry(config: Config) -> tuple[kopf.OperatorRegistry, Memo]:
         elif job is None:
             job = JobTask(namespace or "", name, uid, generation=meta.get("generation"))
             memo.jobs[uid] = job
-            memo.start(job)
+            if memo.leading and not memo.closing:
+                memo.start(job)
         elif job.generation != meta.get("generation"):
             job.generation = meta.get("generation")
             job.wake.set()
@@ -267,15 +339,38 @@ def _watch_children(found: kopf.OperatorRegistry, memo: Memo, api: str, plural: 
 
 def run(config: Config) -> None:
     """Runs the operator until it is told to stop."""
-    found, _ = registry(config)
-    kopf.configure(verbose=False)
     # One line for each handled event says nothing that the status does not.
+    kopf.configure(verbose=False)
     for noisy in ("aiohttp.access", "kopf.objects"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
-    kopf.run(
+    asyncio.run(_serve(config))
+
+
+async def _serve(config: Config) -> None:
+    found, memo = registry(config)
+    existing = asyncio.all_tasks()
+    stop = asyncio.Event()
+    handing_over: set[asyncio.Task[None]] = set()
+
+    async def hand_over() -> None:
+        await memo.hand_over()
+        stop.set()
+
+    def told() -> None:
+        if not handing_over:
+            logger.info("told to stop: the passes end, and what leads is handed over")
+            handing_over.add(asyncio.create_task(hand_over(), name="handover"))
+
+    tasks = await kopf.spawn_tasks(
         registry=found,
         standalone=True,
         clusterwide=not config.namespaces,
         namespaces=config.namespaces,
         liveness_endpoint=config.liveness_endpoint,
+        stop_flag=stop,
     )
+    # After kopf has set its own handlers, which these replace.
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, told)
+    await kopf.run_tasks(tasks, ignored=existing)

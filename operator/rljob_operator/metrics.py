@@ -75,6 +75,12 @@ class OperatorMetrics:
             "calibration_pegged", "1 if a factor stands at its limit, so that the model does not describe the job"
         )
         self._gain = gauge("predicted_gain_ratio", "Fraction of the period that the wished split would save")
+        self._leader = Gauge(
+            "rljob_operator_leader", "1 if this replica leads (always, without leader election)", registry=self.registry
+        )
+        self._takeovers = Counter(
+            "rljob_operator_takeovers_total", "Times that this replica took the Lease", registry=self.registry
+        )
         self._sandboxes = gauge("sandboxes", "Sandbox pods wished and ready, and environments in use", "state")
         self._metrics_known = gauge("metrics_available", "1 if everything that decisions need is known, else 0")
 
@@ -138,6 +144,12 @@ class OperatorMetrics:
     def metrics_available(self, namespace: str, name: str, available: bool) -> None:
         """Whether everything that decisions need is known."""
         self._metrics_known.labels(namespace, name).set(available)
+
+    def leads(self, leading: bool, *, took_over: bool = False) -> None:
+        """Whether this replica leads, and whether it has just taken the Lease."""
+        self._leader.set(leading)
+        if took_over:
+            self._takeovers.inc()
 
     def sandboxes(self, namespace: str, name: str, *, wished: int, ready: int, busy: float | None) -> None:
         """The sandbox fleet of a job; ``busy`` are environments in use, None if that is unknown."""

@@ -11,6 +11,8 @@ in a condition, never in a resize.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
 from pydantic import ValidationError
 
 from rljob_operator import children, fleet, gate, trouble
@@ -35,6 +37,9 @@ from rljob_operator.view import View
 from rljob_planner.api.spec import RLJob
 from rljob_planner.api.status import Phase, RLJobStatus
 
+Claim = Callable[[Json], Awaitable[Json]]
+"""Takes an RLJob and its children over for the leader that this process is, and returns it as it then stands."""
+
 CONFLICT_S = 0.2
 """Pause after somebody else wrote first: longer than their write, too short to be noticed."""
 
@@ -53,6 +58,7 @@ class Reconciler:
         namespace: str,
         name: str,
         uid: str,
+        claim: Claim | None = None,
     ) -> None:
         self._cluster = cluster
         self._edges = edges
@@ -70,6 +76,7 @@ class Reconciler:
         self._running = Running(edges, config, metrics, learning)
         self._stopping = Stopping(self._running)
         self._reporting = Reporting(cluster, self._actions, edges, metrics, namespace, name)
+        self._claim = claim
         self._failures = 0
 
     async def run_pass(self) -> float | None:
@@ -81,6 +88,8 @@ class Reconciler:
         if raw is None or raw["metadata"]["uid"] != self._uid or raw["metadata"].get("deletionTimestamp"):
             return None
         try:
+            if self._claim is not None:
+                raw = await self._claim(raw)
             delay_s = await self._pass(raw)
         except Exception as error:
             if isinstance(error, ClusterError) and error.conflict:

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from rljob_operator.cluster import Json
+from rljob_operator.cluster import ClusterError, Json
+from rljob_operator.fence import held_by_another
 
 
 class Index(Protocol):
@@ -44,13 +45,21 @@ class View:
     children: Any = field(default_factory=lambda: _EMPTY)
     """Deployments, StatefulSets, Services and ConfigMaps of the operator by (job uid, kind, name)."""
 
+    token: str | None = None
+    """The holding under which this process writes, None without leader election.
+
+    What a pass reads of its own job through ``pods_of`` and ``child`` it may write back. So an object that carries the mark of another
+    holding ends the pass with a conflict: either the view lags behind our own take-over, or we were deposed.
+    """
+
     def all_pods(self) -> list[Json]:
         """All pods of the cluster."""
         return [pod for store in self.pods.values() for pod in store]
 
     def pods_of(self, uid: str) -> list[Json]:
         """The pods of a job, by name."""
-        return sorted(self.pods.get(uid, ()), key=lambda pod: pod["metadata"]["name"])
+        pods = sorted(self.pods.get(uid, ()), key=lambda pod: str(pod["metadata"]["name"]))
+        return [self._ours("pod", pod) for pod in pods]
 
     def all_nodes(self) -> list[Json]:
         """All nodes."""
@@ -70,4 +79,11 @@ class View:
 
     def child(self, uid: str, kind: str, name: str) -> Json | None:
         """A child of a job, None if it is not there (yet)."""
-        return next(iter(self.children.get((uid, kind, name), ())), None)
+        found = next(iter(self.children.get((uid, kind, name), ())), None)
+        return None if found is None else self._ours(kind, found)
+
+    def _ours(self, kind: str, obj: Json) -> Json:
+        if held_by_another(obj, self.token):
+            words = f"{kind} {obj['metadata']['name']} carries the mark of another holding than {self.token}"
+            raise ClusterError(409, "HeldByAnother", words)
+        return obj

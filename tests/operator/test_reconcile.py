@@ -41,7 +41,11 @@ class Memory:
     def _stored(self, obj: Json) -> Json:
         self.version += 1
         kept = copy.deepcopy(obj)
-        kept["metadata"]["resourceVersion"] = str(self.version)
+        kept["metadata"] = {
+            "uid": f"uid-{obj['metadata']['name']}",
+            **kept["metadata"],
+            "resourceVersion": str(self.version),
+        }
         return kept
 
     def _send(self, verb: str, name: str) -> None:
@@ -59,6 +63,10 @@ class Memory:
 
     async def apply(self, obj: Json, *, dry_run: bool = False) -> Json:
         self._send("apply", obj["metadata"]["name"])
+        there = self.objects.get((obj["kind"], obj["metadata"]["name"]))
+        asked = obj["metadata"].get("resourceVersion")
+        if asked != (None if there is None else there["metadata"]["resourceVersion"]):
+            raise ClusterError(409, "Conflict", "the object has been modified")
         self.objects[obj["kind"], obj["metadata"]["name"]] = self._stored(obj)
         return copy.deepcopy(self.objects[obj["kind"], obj["metadata"]["name"]])
 
@@ -196,7 +204,8 @@ async def test_children_that_the_api_refuses_are_said_and_over_once_they_are_men
         else None
     )
     reconciler = world.reconciler()
-    await reconciler.run_pass()
+    for _ in range(2):
+        await reconciler.run_pass()
     assert world.condition("Planned")[:2] == ("False", "InvalidTemplate")
     assert "containers[0].name" in world.condition("Planned")[2]
     assert world.status["phase"] == "Running", "what runs is not undone by a bad edit"
@@ -274,6 +283,43 @@ async def test_a_status_that_somebody_else_wrote_first_is_no_failure() -> None:
     world = memory()
     world.refuse = lambda verb, name: ClusterError(409, "Conflict", "changed") if verb == "put_status" else None
     assert await world.reconciler().run_pass() == CONFLICT_S
+
+
+async def test_a_gate_is_lifted_only_once_its_grant_is_in_the_status() -> None:
+    world = memory(gpus=32)
+    world.pods = [waiting("new", gpus=2)]
+    reconciler = world.reconciler()
+    assert await reconciler.run_pass() == 0.0, "at once, the second pass lifts"
+    assert world.status["grants"] == ["new"]
+    assert ("merge", "new") not in world.sent
+    await reconciler.run_pass()
+    assert world.pods[0]["spec"]["schedulingGates"] == []
+    await reconciler.run_pass()
+    assert world.status["grants"] == [], "it speaks for itself by now"
+
+
+async def test_a_grant_that_was_not_written_lifts_nothing() -> None:
+    world = memory(gpus=32)
+    world.pods = [waiting("new", gpus=2)]
+    world.refuse = lambda verb, name: ClusterError(409, "Conflict", "changed") if verb == "put_status" else None
+    reconciler = world.reconciler()
+    for _ in range(3):
+        assert await reconciler.run_pass() == CONFLICT_S
+    assert world.pods[0]["spec"]["schedulingGates"], "the gate stands"
+
+
+async def test_what_another_granted_is_room_that_is_gone() -> None:
+    world = memory(gpus=32)
+    world.pods = [pod(f"old{i}", 8, uid=UID, role="trainer", node=f"n{i}") for i in range(3)]
+    for old in world.pods:
+        old["metadata"] |= {"uid": "old", "resourceVersion": "1", "creationTimestamp": "2026-01-01T00:00:00Z"}
+    world.pods += [waiting("first", gpus=8, role="sampler"), waiting("second", gpus=8, role="sampler")]
+    world.job["status"]["grants"] = ["second"]
+    reconciler = world.reconciler()
+    for _ in range(3):
+        await reconciler.run_pass()
+    gated = {p["metadata"]["name"] for p in world.pods if p["spec"].get("schedulingGates")}
+    assert gated == {"first"}, "though the order would have been the other way round"
 
 
 async def test_pods_are_not_listed_while_no_gate_can_be_lifted() -> None:

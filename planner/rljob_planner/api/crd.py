@@ -177,7 +177,6 @@ def _definition(kind: str, plural: str, short: str, schema: dict[str, Any], vers
                 "plural": plural,
                 "singular": kind.lower(),
                 "shortNames": [short],
-                "categories": [KIND.lower()],
             },
             "scope": "Namespaced",
             "versions": [
