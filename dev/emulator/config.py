@@ -30,6 +30,8 @@ class Faults:
     """How long the trainer ignores a layout that it has seen, in seconds; None: it never acknowledges."""
     layout_lag_s: float | None = None
     """Lag of the layout volume in seconds, instead of the configured one; a touched pod annotation does not shorten it."""
+    environment_s: float | None = None
+    """Seconds that each sample says it spent in its environment; None: it says nothing. It slows nothing down here."""
 
 
 @dataclass(frozen=True)

@@ -69,6 +69,7 @@ class Emulation:
         self._faults = faults
         self._volume.forced_lag_s = faults.layout_lag_s
         self.plant.trainer.acknowledge_after_s = faults.acknowledge_after_s
+        self.plant.environment_s = faults.environment_s
 
     @property
     def started(self) -> bool:

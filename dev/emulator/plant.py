@@ -77,6 +77,9 @@ class Reports(Protocol):
     def response(self, tokens: int) -> None:
         """A response finished."""
 
+    def environment(self, seconds: float) -> None:
+        """A sample was in its environment."""
+
     def dropped(self, groups: int) -> None:
         """Groups were discarded."""
 
@@ -134,6 +137,8 @@ class Plant:
         self.workload = workload
         self.reports = reports
         """Where to report; may be exchanged while running, as a restarted trainer would."""
+        self.environment_s: float | None = None
+        """Seconds that each sample says it spent in its environment; None: it says nothing."""
         self.fleet = Fleet(truth, workload.prompt_tokens, lengths.max_tokens, seed)
         self.trainer = Trainer(truth, workload.prompt_tokens, workload.steps, seed, self)
         self.t = 0.0
@@ -269,6 +274,8 @@ class Plant:
     def _finished(self, number: int, length: int, version: int) -> None:
         if self.reports:
             self.reports.response(length)
+            if self.environment_s is not None:
+                self.reports.environment(self.environment_s)
         group = self._groups[number]
         group.missing -= 1
         group.lengths.append(length)

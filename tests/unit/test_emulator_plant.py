@@ -14,6 +14,7 @@ from dev.emulator.plant import Plant, Workload
 from dev.emulator.trainer import State
 from dev.emulator.truth import DecodeTruth
 from rljob_planner.api.spec import Bound, Overflow
+from rljob_runtime import Reporter
 from tests.unit.emulator_job import layout, plant, truth, workload
 
 
@@ -384,3 +385,16 @@ def test_no_sample_is_ever_lost_or_doubled(
         assert started == p.in_flight + in_groups + training + trained + 4 * p.dropped
         assert p.trainer.version >= version
         version = p.trainer.version
+
+
+@pytest.mark.parametrize("seconds", [None, 2.5])
+def test_samples_say_what_they_spent_in_their_environment_only_if_asked(seconds: float | None) -> None:
+    p = plant()
+    reporter = Reporter()
+    p.reports, p.environment_s = reporter, seconds
+    p.advance(30.0)
+    value = reporter.registry.get_sample_value
+    samples = value("rljob_response_tokens_count")
+    assert samples
+    count, total = value("rljob_environment_seconds_count"), value("rljob_environment_seconds_sum")
+    assert (count, total) == ((0.0, 0.0) if seconds is None else (samples, samples * seconds))
