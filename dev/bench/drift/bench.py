@@ -1,0 +1,95 @@
+"""One trace, all policies: the order in which they are run, and what is told while they do."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+
+from dev.bench.drift.clairvoyant import Model, model_of, run_clairvoyant
+from dev.bench.drift.controlled import Controlled, run_controlled
+from dev.bench.drift.effect import effect
+from dev.bench.drift.judge import aims, row
+from dev.bench.drift.result import PolicyName, TraceJson
+from dev.bench.drift.site import Counts
+from dev.bench.drift.stage import Outcome, Say, Stage
+from dev.bench.drift.threshold import run_threshold
+from dev.bench.drift.traces import Run
+from rljob_planner.api.spec import Bound
+
+SAME = 0.002
+"""Difference of two static splits' totals that is noise: the first split is then as good as the best."""
+
+
+@dataclass(frozen=True)
+class Played:
+    """All that became of one trace."""
+
+    stage: Stage
+    model: Model
+    outcomes: dict[PolicyName, Outcome]
+    controlled: Controlled | None
+    json: TraceJson
+
+
+def static_runs(stage: Stage, say: Say, *, quick: bool) -> list[tuple[Counts, Outcome]]:
+    """Every split that could be best somewhere, with the cap that suits it, over the whole trace."""
+    splits = stage.splits(say)
+    found: list[tuple[Counts, Outcome]] = []
+    wide = stage.run.spec.staleness.bound is Bound.ADMISSION
+    if wide and splits:
+        # Admission bounds what is in flight by itself; whether a tighter cap helps is asked of one split for all.
+        middle = splits[len(splits) // 2]
+        open_ = middle.model_copy(update={"in_flight": stage.most_in_flight})
+        wide = quick or stage.run_static(open_).total_s <= stage.run_static(middle).total_s
+    for split in splits:
+        capped = split.model_copy(update={"in_flight": stage.most_in_flight}) if wide else split
+        outcome = stage.run_static(capped)
+        say(f"{split.label()} for the whole run: {outcome.total_s:,.0f} s")
+        found.append((Counts.of(capped), outcome))
+    return found
+
+
+def play(run: Run, say: Say = lambda _: None, *, quick: bool = False, operator: bool = True) -> Played:
+    """Run all policies on a trace; without ``operator``, all but the operator (whose row is then that of the step-0 split)."""
+    stage = Stage.of(run)
+    say(f"the planner's split of step 0 is {stage.start.label()}")
+    start = stage.run_static(stage.start)
+    statics = static_runs(stage, say, quick=quick)
+    statics.append((Counts.of(stage.start), start))
+    best = min((outcome for _, outcome in statics), key=lambda o: o.total_s)
+    for split in () if quick else stage.shapes():
+        other = stage.run_static(split)
+        say(f"{split.label()} for the whole run: {other.total_s:,.0f} s")
+        best = min(best, other, key=lambda o: o.total_s)
+    model = model_of(stage, statics)
+    clairvoyant = min(run_clairvoyant(stage, statics), best, key=lambda o: o.total_s)
+    say(f"the clairvoyant: {clairvoyant.total_s:,.0f} s with {len(clairvoyant.moves)} moves; the operator's run begins")
+    threshold = run_threshold(stage)
+    controlled = None
+    ours = start
+    if operator:
+        ours, controlled = run_controlled(stage, say)
+    outcomes = {
+        PolicyName.RLJOB: ours,
+        PolicyName.STATIC_BEST: best,
+        PolicyName.STATIC_START: start,
+        PolicyName.THRESHOLD: threshold,
+        PolicyName.CLAIRVOYANT: clairvoyant,
+    }
+    rows = {name: row(name, outcome, clairvoyant) for name, outcome in outcomes.items()}
+    json = TraceJson(
+        name=run.name,
+        effect=effect(stage, model),
+        policies=list(rows.values()),
+        steps=run.steps,
+        aims=aims(rows, stationary=stationary(run), first_is_best=start.total_s <= best.total_s * (1.0 + SAME)),
+        decisions=dict(Counter(code for _, code, _ in controlled.decisions)) if controlled else {},
+    )
+    return Played(stage, model, outcomes, controlled, json)
+
+
+def stationary(run: Run) -> bool:
+    """Whether nothing changes along the trace."""
+    return all(np.ptp(values) < 1e-9 for values in (run.mean_tokens, run.turn_s, run.slowdown))
