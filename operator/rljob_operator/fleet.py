@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
+from rljob_operator import kept
 from rljob_operator.gate import has_ended, is_gated, is_ready, is_terminating, role_of
 from rljob_operator.rebalance import PodView
 from rljob_operator.status import Fleet
@@ -44,6 +45,7 @@ def view(pod: Json) -> PodView:
         terminating=is_terminating(pod),
         created_s=created,
         ordinal=int(index) if index is not None and str(index).isdigit() else None,
+        node=pod["spec"].get("nodeName"),
     )
 
 
@@ -100,48 +102,5 @@ def _broken(pods: Iterable[Json]) -> Iterable[str]:
 
 
 def trimmed(pod: Json) -> dict[str, Any]:
-    """What the operator keeps of a pod: enough to count GPUs, to see readiness and to build the layout.
-
-    All pods of the cluster are watched, since any of them may hold GPUs; whole objects of tens of thousands of pods would not
-    fit a small operator.
-    """
-    meta, spec, status = pod["metadata"], pod.get("spec", {}), pod.get("status", {})
-
-    def container(c: Json) -> dict[str, Any]:
-        return {key: c[key] for key in ("name", "resources", "ports", "restartPolicy") if key in c}
-
-    return {
-        "metadata": {
-            key: meta[key]
-            for key in (
-                "name",
-                "namespace",
-                "uid",
-                "resourceVersion",
-                "labels",
-                "annotations",
-                "creationTimestamp",
-                "deletionTimestamp",
-            )
-            if key in meta
-        },
-        "spec": {
-            **{
-                key: spec[key]
-                for key in (
-                    "nodeName",
-                    "schedulingGates",
-                    "priorityClassName",
-                    "activeDeadlineSeconds",
-                    "resourceClaims",
-                    "overhead",
-                )
-                if key in spec
-            },
-            "containers": [container(c) for c in spec.get("containers") or ()],
-            "initContainers": [container(c) for c in spec.get("initContainers") or ()],
-        },
-        "status": {
-            key: status[key] for key in ("phase", "conditions", "podIP", "containerStatuses", "reason") if key in status
-        },
-    }
+    """What the operator keeps of a pod, see ``kept``."""
+    return kept.pod(pod)

@@ -23,7 +23,7 @@ from typing import Any
 import aiohttp
 import kopf
 
-from rljob_operator import autoscalers, fleet
+from rljob_operator import autoscalers, kept, watches
 from rljob_operator.cluster import FIELD_MANAGER, Cluster, ClusterError, Json
 from rljob_operator.config import Config
 from rljob_operator.edges import Edges
@@ -42,6 +42,9 @@ LONGEST_SILENCE_S = 300.0
 
 HANDOVER_S = 5.0
 """How long the end of the passes and the writes under way may take when the operator is told to stop."""
+
+FREED_S = 1.0
+"""How long after GPUs have come free the jobs that wait for some are woken: a job that ends frees them one pod after the other."""
 
 BURST_S = 0.2
 """Shortest time between two passes over a job, unless the first asked for the second at once."""
@@ -77,6 +80,8 @@ class Memo:
     leading: bool = True
     """Whether jobs have tasks; without leader election always."""
     closing: bool = False
+    freed: asyncio.TimerHandle | None = None
+    """When the jobs that wait for GPUs are woken next, None while none have come free."""
     elector: Elector | None = None
     election: asyncio.Task[None] | None = None
     take_over: TakeOver | None = None
@@ -142,6 +147,16 @@ class Memo:
         """Wakes one job, or all of them."""
         for job in self.jobs.values() if uid is None else filter(None, [self.jobs.get(uid)]):
             job.wake.set()
+
+    def wake_waiting(self) -> None:
+        """Wakes the jobs that wait for GPUs, soon and once for a burst of events that free some."""
+        if self.freed is None:
+            self.freed = asyncio.get_running_loop().call_later(FREED_S, self._wake_waiting)
+
+    def _wake_waiting(self) -> None:
+        self.freed = None
+        for uid in self.view.waiting:
+            self.wake(uid)
 
     def wake_namespace(self, namespace: str) -> None:
         """Wakes the jobs of a namespace."""
@@ -263,24 +278,11 @@ def registry(config: Config) -> tuple[kopf.OperatorRegistry, Memo]:
             raise RuntimeError(f"a job had no pass for {silence_s:.0f} s")
         return silence_s
 
-    @kopf.index("v1", "pods", id="pods", registry=found)
-    def pods(body: kopf.Body, **_: Any) -> dict[str, Json]:
-        uid = body["metadata"].get("labels", {}).get(UID_LABEL, "")
-        return {uid: fleet.trimmed(body)}
-
-    @kopf.index("v1", "nodes", id="nodes", registry=found)
-    def nodes(body: kopf.Body, name: str, **_: Any) -> dict[str, Json]:
-        status = body.get("status", {})
-        kept = {key: status[key] for key in ("allocatable", "conditions") if key in status}
-        return {name: {"metadata": dict(body["metadata"]), "spec": dict(body.get("spec", {})), "status": kept}}
-
-    @kopf.index("v1", "resourcequotas", id="quotas", registry=found)
-    def quotas(body: kopf.Body, namespace: str | None, **_: Any) -> dict[str, Json]:
-        return {namespace or "": dict(body)}
+    watches.watch(found, memo)
 
     @kopf.index(GROUP, VERSION, PLURAL, id="jobs", registry=found)
     def jobs(body: kopf.Body, uid: str, **_: Any) -> dict[str, Json]:
-        return {uid: dict(body)}
+        return {uid: kept.whole(body)}
 
     for api, plural, kind in (
         ("apps/v1", "deployments", "Deployment"),
@@ -301,7 +303,9 @@ def registry(config: Config) -> tuple[kopf.OperatorRegistry, Memo]:
             if job is not None and job.task is not None:
                 job.task.cancel()
             memo.metrics.forget(namespace or "", name)
-            memo.wake(None)
+            memo.view.waiting.discard(uid)
+            memo.view.promises.withdrawn(uid)
+            memo.wake_waiting()
         elif job is None:
             job = JobTask(namespace or "", name, uid, generation=meta.get("generation"))
             memo.jobs[uid] = job
@@ -311,15 +315,7 @@ def registry(config: Config) -> tuple[kopf.OperatorRegistry, Memo]:
             job.generation = meta.get("generation")
             job.wake.set()
 
-    @kopf.on.event("v1", "pods", labels={UID_LABEL: kopf.PRESENT}, registry=found)
-    async def on_pod(labels: Mapping[str, str], **_: Any) -> None:
-        memo.wake(labels.get(UID_LABEL))
-
     autoscalers.watch(found, memo.wake_namespace)
-
-    @kopf.on.event("v1", "resourcequotas", registry=found)
-    async def on_quota(namespace: str | None, **_: Any) -> None:
-        memo.wake_namespace(namespace or "")
 
     return found, memo
 

@@ -85,7 +85,7 @@ def take_inventory(
     holds there: a cordon is no reason to move what runs.
     """
     census = Census.of(pods)
-    nodes, jobs = tuple(nodes), sorted(other_jobs, key=reservation.rank)
+    nodes, quotas, jobs = tuple(nodes), tuple(quotas), sorted(other_jobs, key=reservation.rank)
     notes = Notes()
     spec = _readable(spec, notes)
     sites = survey(spec, nodes, uid, census, notes)
@@ -115,7 +115,7 @@ def take_inventory(
         resources=resources,
         uid=uid,
         census=census,
-        behind=_behind(jobs, uid),
+        neighbours=_neighbours(jobs, uid) if quotas else (),
     )
     notes.other.extend(about_quotas)
     quota = min(rooms_under, key=lambda room: room.gpus, default=None)
@@ -203,11 +203,20 @@ def _shares(job: Mapping[str, Any], sites: Sequence[Site]) -> bool:
     )
 
 
-def _behind(jobs: Sequence[Mapping[str, Any]], uid: str) -> tuple[Neighbour, ...]:
-    """The jobs after the one with ``uid``, which is among ``jobs`` or has none after it; in order."""
-    at = next((i for i, job in enumerate(jobs) if _uid(job) == uid), len(jobs))
-    specs = {_uid(job): reservation.spec_of(job) for job in jobs[at + 1 :] if reservation.has_split(job)}
-    return tuple(Neighbour(other, minima_gpus(spec)) for other, spec in specs.items() if spec is not None)
+def _neighbours(jobs: Sequence[Mapping[str, Any]], uid: str) -> tuple[Neighbour, ...]:
+    """The other jobs of the namespace of the job with ``uid`` that have a split; none if it is not among ``jobs``, which are in order."""
+    at = next((i for i, job in enumerate(jobs) if _uid(job) == uid), None)
+    if at is None:
+        return ()
+    namespace = jobs[at]["metadata"].get("namespace")
+    found = []
+    for i, job in enumerate(jobs):
+        if i == at or job["metadata"].get("namespace") != namespace or not reservation.has_split(job):
+            continue
+        spec = reservation.spec_of(job)
+        gpus = reservation.split_gpus(job)
+        found.append(Neighbour(_uid(job), gpus, gpus if spec is None else minima_gpus(spec), i > at))
+    return tuple(found)
 
 
 def minima_gpus(spec: RLJobSpec) -> int:

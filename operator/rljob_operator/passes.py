@@ -7,15 +7,16 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from rljob_operator import eligibility, gate, status
+from rljob_operator import eligibility, gate, planning, status
 from rljob_operator.cluster import Json
-from rljob_operator.inventory import Inventory
+from rljob_operator.inventory import Inventory, QuotaRoom
 from rljob_operator.lifecycle import Workloads
 from rljob_operator.rebalance import Targets
 from rljob_operator.rivals import Rival
 from rljob_operator.status import Fleet, Verdict
 from rljob_planner.api.spec import RLJob, RLJobSpec
 from rljob_planner.api.status import ConditionType, RLJobStatus
+from rljob_planner.split import Split
 
 
 @dataclass
@@ -45,6 +46,10 @@ class Pass:
     """Events to post: type, reason, message."""
     again_s: float | None = None
     """When the next pass should run at the latest, None for the idle tick."""
+    has_quotas: bool = False
+    """Whether ResourceQuotas stand in the job's namespace."""
+    promise: Callable[[dict[str, Any]], None] = lambda _: None
+    """Makes a split count for the other jobs from the moment when it is chosen; given the fields of the status that say it."""
 
     @property
     def spec(self) -> RLJobSpec:
@@ -52,8 +57,11 @@ class Pass:
         return self.job.spec
 
     def update(self, **fields: Any) -> None:
-        """Changes the status to be written."""
+        """Changes the status to be written; GPUs that it takes are taken from now on."""
         self.now = self.now.model_copy(update=fields)
+        if fields.keys() & {"split", "rebalance"}:
+            taken = {"phase", "split", "rebalance", "conditions"}
+            self.promise(self.now.model_dump(mode="json", by_alias=True, exclude_none=True, include=taken))
 
     def soon(self, delay_s: float) -> None:
         """Asks for the next pass within ``delay_s``."""
@@ -63,6 +71,23 @@ class Pass:
     def inventory(self) -> Inventory:
         """What the job may use, surveyed once and only in passes that plan or decide."""
         return self.take_inventory()
+
+    @property
+    def quota(self) -> QuotaRoom | None:
+        """The tightest ResourceQuota that covers the job's pods; None if there is none."""
+        return self.inventory.quota if self.has_quotas else None
+
+    def still_holds(self, split: Split) -> bool:
+        """Whether a split that was chosen some time ago would still fit, now that others may have chosen theirs."""
+        before = self.inventory
+        del self.inventory
+        same = (before.rooms, before.budget) == (self.inventory.rooms, self.inventory.budget)
+        return same or planning.packs(split, self.inventory)
+
+    @property
+    def uid(self) -> str:
+        """The uid of the RLJob."""
+        return str(self.raw["metadata"]["uid"])
 
     @property
     def key(self) -> tuple[str, str]:

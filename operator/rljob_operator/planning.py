@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from rljob_operator import holders
 from rljob_operator import inventory as inventories
-from rljob_operator.inventory import Inventory
+from rljob_operator.inventory import Inventory, QuotaRoom
 from rljob_operator.rebalance import timestamp
 from rljob_operator.situation import Planner
 from rljob_operator.status import Verdict, rounded
+from rljob_planner import placement
 from rljob_planner.accelerators import accelerators_of
 from rljob_planner.api.spec import RLJobSpec
 from rljob_planner.api.status import PlanStatus, RunTime, Spread, StalenessSummary
@@ -80,7 +82,10 @@ def planned(spec: RLJobSpec, found: Plan, inventory: Inventory, sources: Sequenc
             f"quota {inventory.quota.name} leaves {inventory.quota.gpus} GPUs of the budget of {spec.gpus}: raise it to use them"
         )
     elif found.placeable_gpus < spec.gpus:
-        words.append(f"budget {spec.gpus}, placeable {found.placeable_gpus}: free or add nodes to use the rest")
+        words.append(
+            f"budget {spec.gpus}, placeable {found.placeable_gpus}: free or add nodes to use the rest"
+            f"{holders.in_words(inventory.holders)}"
+        )
     words += [*(f"rests on {source}" for source in sources), *_contradicted(spec, inventory), *inventory.notes[:3]]
     synchronous = found.synchronous_period
     if synchronous is not None and synchronous < found.period.mean:
@@ -134,9 +139,19 @@ def plan_status(found: Plan, now_s: float, sources: Sequence[str] = ()) -> PlanS
     )
 
 
-def violations(spec: RLJobSpec, split: Split) -> tuple[str, ...]:
-    """What the spec says that a split in force does not keep, as after an edit of the spec."""
+def packs(split: Split, inventory: Inventory) -> bool:
+    """Whether a split fits on the rooms and within the budget."""
+    samplers, trainers = split.samplers, split.trainers
+    return split.gpus <= inventory.budget and placement.packs(
+        inventory.rooms, samplers.gpus_per_replica, samplers.replicas, trainers.gpus_per_replica, trainers.replicas
+    )
+
+
+def violations(spec: RLJobSpec, split: Split, quota: QuotaRoom | None = None) -> tuple[str, ...]:
+    """What the spec says that a split in force does not keep, as after an edit of the spec, or what the ``quota`` no longer leaves."""
     found: list[str] = []
+    if quota is not None and quota.keeps is not None and split.gpus > quota.keeps:
+        found.append(f"the split uses {split.gpus} GPUs, ResourceQuota {quota.name} leaves {quota.keeps}")
     if split.gpus > spec.gpus:
         found.append(f"the split uses {split.gpus} GPUs, the budget is {spec.gpus}")
     for name, replicas, least, most in (

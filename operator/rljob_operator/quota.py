@@ -28,16 +28,23 @@ class QuotaRoom:
     """The quota's name."""
     gpus: int
     """GPUs that the job may hold under this quota, its own usage included."""
+    keeps: int | None = None
+    """GPUs that the job may keep if it has them: what pods of no job and the jobs before it leave, the minima of those after it left out.
+    It rests on splits in force, so that no pod which comes or goes makes it smaller. None if that is not known."""
 
 
 @dataclass(frozen=True)
 class Neighbour:
-    """A job that comes after the one in question."""
+    """Another job of the namespace that has a split."""
 
     uid: str
     """The uid of the RLJob."""
+    split_gpus: int
+    """GPUs of its split in force."""
     minima_gpus: int
     """GPUs of its smallest split: what nobody asks it to give."""
+    behind: bool
+    """Whether it comes after the job in question."""
 
 
 def quota_rooms(
@@ -47,13 +54,13 @@ def quota_rooms(
     resources: Iterable[str],
     uid: str,
     census: Census,
-    behind: Sequence[Neighbour] = (),
+    neighbours: Sequence[Neighbour] = (),
 ) -> tuple[tuple[QuotaRoom, ...], tuple[str, ...]]:
     """What each quota leaves to the job with ``uid``, and notes for people.
 
     ``quotas`` are those of the job's namespace, ``templates`` the pod template of each role, ``resources`` the extended
-    resources that count GPUs, ``census`` counts all pods of the cluster, ``behind`` are the RLJobs of the namespace that come after this
-    one. A quota that covers only one role bounds the whole job here, which is safe, and a note says so; so does a scope that is not known.
+    resources that count GPUs, ``census`` counts all pods of the cluster, ``neighbours`` are the other RLJobs of the namespace.
+    A quota that covers only one role bounds the whole job here, which is safe, and a note says so; so does a scope that is not known.
 
     The room is ``hard`` less what others use. That is the smaller of two readings: ``used`` less the job's own pods, and the
     others' pods of the namespace. ``used`` alone lags behind a pod that has just gone, and the budget would dip in every
@@ -77,10 +84,11 @@ def quota_rooms(
             notes.append(f"quota {name} covers only {roles} pods, and is taken to bound the whole job")
         for resource, key in keys:
             try:
-                gpus, note = _room(quota, resource, key, whole(hard[key]), uid, census, behind)
+                room, note = _room(quota, resource, key, whole(hard[key]), uid, census, neighbours)
             except QuantityError as error:
-                gpus, note = 0, f"quota {name}: {key} can't be read ({error}), so nothing is promised under it"
-            rooms.append(QuotaRoom(name, gpus))
+                note = f"quota {name}: {key} can't be read ({error}), so nothing is promised under it"
+                room = QuotaRoom(name, 0)
+            rooms.append(room)
             if note:
                 notes.append(note)
     return tuple(rooms), tuple(notes)
@@ -104,23 +112,45 @@ def _room(
     hard: int,
     uid: str,
     census: Census,
-    behind: Sequence[Neighbour],
-) -> tuple[int, str]:
+    neighbours: Sequence[Neighbour],
+) -> tuple[QuotaRoom, str]:
     metadata = quota.get("metadata") or {}
+    name = str(metadata.get("name", ""))
     own_gpus = _counted(quota, census.pods_of(uid), resource)
     used = ((quota.get("status") or {}).get("used") or {}).get(key)
     if used is None:
         # Until its controller has counted, the API server admits no pod under the quota.
-        note = f"quota {metadata.get('name')} has not reported its usage yet, so nothing more is promised under it"
-        return min(hard, own_gpus), note
+        note = f"quota {name} has not reported its usage yet, so nothing more is promised under it"
+        return QuotaRoom(name, min(hard, own_gpus)), note
     taken = max(0, whole(used) - own_gpus)
     if metadata.get("namespace"):
         taken = min(taken, _counted(quota, census.in_namespace(str(metadata["namespace"])), resource) - own_gpus)
     room = max(0, hard - taken)
     if room < own_gpus:
+        behind = (job for job in neighbours if job.behind)
         spare = (_counted(quota, census.pods_of(job.uid), resource) - job.minima_gpus for job in behind)
         room = min(own_gpus, room + sum(gpus for gpus in spare if gpus > 0))
-    return room, ""
+    return QuotaRoom(name, room, _keeps(quota, resource, hard, uid, census, neighbours)), ""
+
+
+def _keeps(
+    quota: Mapping[str, Any],
+    resource: str,
+    hard: int,
+    uid: str,
+    census: Census,
+    neighbours: Sequence[Neighbour],
+) -> int | None:
+    namespace = (quota.get("metadata") or {}).get("namespace")
+    if not namespace:
+        return None
+    held = {job.uid: _counted(quota, census.pods_of(job.uid), resource) for job in neighbours}
+    jobs = sum(held.values()) + _counted(quota, census.pods_of(uid), resource)
+    foreign = max(0, _counted(quota, census.in_namespace(str(namespace)), resource) - jobs)
+    # A job whose pods the quota does not cover holds nothing under it.
+    covered = (job for job in neighbours if held[job.uid])
+    others = sum(min(job.split_gpus, job.minima_gpus) if job.behind else job.split_gpus for job in covered)
+    return max(0, hard - foreign - others)
 
 
 def _counted(quota: Mapping[str, Any], pods: Iterable[Pod], resource: str) -> int:

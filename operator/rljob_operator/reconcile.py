@@ -72,10 +72,10 @@ class Reconciler:
         self._acting = Acting(self._actions)
         self._companioning = Companioning(self._actions, view, metrics, uid)
         learning = Learning(cluster)
-        self._starting = Starting(self._actions, edges, learning)
+        self._starting = Starting(self._actions, edges, learning, view.waiting)
         self._running = Running(edges, config, metrics, learning)
         self._stopping = Stopping(self._running)
-        self._reporting = Reporting(cluster, self._actions, edges, metrics, namespace, name)
+        self._reporting = Reporting(cluster, self._actions, edges, metrics, view.promises, namespace, name)
         self._claim = claim
         self._failures = 0
 
@@ -92,6 +92,7 @@ class Reconciler:
                 raw = await self._claim(raw)
             delay_s = await self._pass(raw)
         except Exception as error:
+            self._view.promises.withdrawn(self._uid)
             if isinstance(error, ClusterError) and error.conflict:
                 return CONFLICT_S
             self._failures += 1
@@ -142,7 +143,7 @@ class Reconciler:
                 job.spec,
                 self._uid,
                 self._view.all_nodes(),
-                self._view.all_pods(),
+                self._view.census(),
                 self._view.quotas_of(self._namespace),
                 [*self._view.other_jobs(self._uid), raw],
             ),
@@ -151,6 +152,8 @@ class Reconciler:
             targets=targets,
             workloads=(samplers, trainers),
             rivals=rivals_of(job, self._view.autoscalers_of(self._namespace)),
+            has_quotas=bool(self._view.quotas_of(self._namespace)),
+            promise=lambda fields: self._view.promises.sent({**raw, "status": fields}),
         )
 
     async def _look(self, this: Pass) -> None:

@@ -13,6 +13,7 @@ from rljob_operator.edges import Edges
 from rljob_operator.lifecycle import stopping
 from rljob_operator.metrics import OperatorMetrics
 from rljob_operator.passes import Pass
+from rljob_operator.promises import Promises
 from rljob_operator.rebalance import epoch_s
 from rljob_operator.status import Verdict
 from rljob_planner.api.status import ConditionType, Phase, RLJobStatus
@@ -24,9 +25,17 @@ class Reporting:
     """The words of one job's passes."""
 
     def __init__(
-        self, cluster: Api, actions: Actions, edges: Edges, metrics: OperatorMetrics, namespace: str, name: str
+        self,
+        cluster: Api,
+        actions: Actions,
+        edges: Edges,
+        metrics: OperatorMetrics,
+        promises: Promises,
+        namespace: str,
+        name: str,
     ) -> None:
         self._cluster = cluster
+        self._promises = promises
         self._actions = actions
         self._edges = edges
         self._metrics = metrics
@@ -143,7 +152,7 @@ class Reporting:
     async def _write(self, raw: Json, now: RLJobStatus) -> None:
         body = {**raw, "status": now.model_dump(mode="json", by_alias=True, exclude_none=True)}
         try:
-            await self._cluster.put_status(RLJOBS, self._namespace, self._name, body)
+            self._promises.sent(await self._cluster.put_status(RLJOBS, self._namespace, self._name, body))
         except ClusterError as error:
             # Deleted in the meantime: the next pass finds that out and ends.
             if error.status != 404:

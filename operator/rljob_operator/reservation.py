@@ -76,6 +76,13 @@ def has_split(job: Job) -> bool:
     return bool((job.get("status") or {}).get("split"))
 
 
+def split_gpus(job: Job) -> int:
+    """GPUs of the split in force; 0 if there is none."""
+    split = (job.get("status") or {}).get("split") or {}
+    sides = (split.get(side) or {} for side in _SIDES.values())
+    return sum(int(side.get("replicas", 0)) * int(side.get("gpusPerReplica", 0)) for side in sides)
+
+
 def wants_gpus(job: Job) -> bool:
     """Whether the operator may make pods for a job: not if it is suspended, has ended, or only watches workloads that exist already."""
     spec, status = job.get("spec") or {}, job.get("status") or {}

@@ -7,12 +7,18 @@ from rljob_operator.actions import Actions
 from rljob_operator.edges import Edges
 from rljob_operator.learning import Known, Learning
 from rljob_operator.passes import Pass
-from rljob_operator.rebalance import timestamp
+from rljob_operator.rebalance import epoch_s, timestamp
 from rljob_operator.status import Verdict
 from rljob_planner.api.status import ConditionType, DecisionCode, DecisionStatus
 from rljob_planner.search import Plan
 
 AT_ONCE_S = 0.0
+
+TURN_S = 0.5
+"""How soon to look again whether the jobs that come first have planned."""
+
+PATIENCE_S = 15.0
+"""How long after its creation a job waits for the first plans of those before it: one whose passes fail must not stop the others."""
 
 REPLAN_AFTER_S = 60.0
 """How long an answer to the first plan stands while nothing has changed: quotas and admission may change unseen."""
@@ -21,7 +27,9 @@ REPLAN_AFTER_S = 60.0
 class Starting:
     """A job that has no split yet."""
 
-    def __init__(self, actions: Actions, edges: Edges, learning: Learning) -> None:
+    def __init__(self, actions: Actions, edges: Edges, learning: Learning, waiting: set[str]) -> None:
+        """``waiting`` are the uids of the jobs that freed GPUs concern."""
+        self._waiting = waiting
         self._actions = actions
         self._edges = edges
         self._learning = learning
@@ -30,10 +38,22 @@ class Starting:
 
     async def plan_first(self, this: Pass) -> None:
         """Puts the first split into the status, or says why there is none."""
+        waits_for = this.inventory.plan_first
+        if waits_for and not self._patience_is_over(this):
+            # Who comes first plans first: what is left for this job is known when they have their split, or their refusal.
+            self._waiting.add(this.uid)
+            this.soon(TURN_S)
+            return
         found = await self._first_plan(this)
         if isinstance(found, Verdict):
+            self._waiting.add(this.uid)
             this.verdicts[ConditionType.PLANNED] = found
             return
+        if not this.still_holds(found.split):
+            # Another job has planned on the same GPUs in the meantime.
+            this.soon(TURN_S)
+            return
+        self._waiting.discard(this.uid)
         verdict = planning.planned(this.spec, found, this.inventory, self._known.sources)
         this.verdicts[ConditionType.PLANNED] = verdict
         plan = planning.plan_status(found, this.now_s, self._known.sources)
@@ -53,6 +73,11 @@ class Starting:
         for note in children.template_notes(this.job, found.split):
             this.said.append(("Normal", "TemplateAdjusted", note))
         this.soon(AT_ONCE_S)
+
+    @staticmethod
+    def _patience_is_over(this: Pass) -> bool:
+        created = this.raw["metadata"].get("creationTimestamp")
+        return created is None or this.now_s - epoch_s(str(created)) > PATIENCE_S
 
     async def _first_plan(self, this: Pass) -> Plan | Verdict:
         """The first plan, or why there is none; asked anew when the spec or the nodes have changed, and now and then."""

@@ -11,8 +11,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from rljob_operator.census import Census
 from rljob_operator.cluster import ClusterError, Json
 from rljob_operator.fence import held_by_another
+from rljob_operator.promises import Promises
 
 
 class Index(Protocol):
@@ -52,6 +54,25 @@ class View:
     holding ends the pass with a conflict: either the view lags behind our own take-over, or we were deposed.
     """
 
+    promises: Promises = field(default_factory=Promises)
+    """What this process has written of jobs and the indexes do not show yet."""
+    waiting: set[str] = field(default_factory=set)
+    """Uids of the jobs that wait for GPUs or for their turn to plan: whom freed GPUs concern."""
+    _changes: int | None = None
+    _census: tuple[int, Census] | None = None
+
+    def pods_changed(self) -> None:
+        """Says that the pods are others than before; whoever fills the indexes calls it, or the pods are counted anew each time."""
+        self._changes = (self._changes or 0) + 1
+
+    def census(self) -> Census:
+        """The count of all pods of the cluster: made once for all jobs for as long as no pod changes."""
+        if self._changes is None:
+            return Census(self.all_pods())
+        if self._census is None or self._census[0] != self._changes:
+            self._census = (self._changes, Census(self.all_pods()))
+        return self._census[1]
+
     def all_pods(self) -> list[Json]:
         """All pods of the cluster."""
         return [pod for store in self.pods.values() for pod in store]
@@ -74,8 +95,9 @@ class View:
         return list(self.autoscalers.get(namespace, ()))
 
     def other_jobs(self, uid: str) -> list[Json]:
-        """All RLJobs but one."""
-        return [job for store in self.jobs.values() for job in store if job["metadata"]["uid"] != uid]
+        """All RLJobs but one, as this process wrote them last."""
+        others = (job for store in self.jobs.values() for job in store if job["metadata"]["uid"] != uid)
+        return [self.promises.shown(job) for job in others]
 
     def child(self, uid: str, kind: str, name: str) -> Json | None:
         """A child of a job, None if it is not there (yet)."""

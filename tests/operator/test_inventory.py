@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from rljob_operator.census import Census
 from rljob_operator.eligibility import selects, untolerated_taints
 from rljob_operator.holders import Holder, in_words
-from rljob_operator.inventory import Inventory, shortage, take_inventory
+from rljob_operator.inventory import Inventory, QuotaRoom, shortage, take_inventory
+from rljob_operator.planning import violations
 from rljob_planner.api.spec import RLJobSpec
 from rljob_planner.placement import Room
-from tests.operator.objects import UID, job_dict, node, pod, quota, spec, template
+from tests.operator.objects import SPLIT, UID, job_dict, node, pod, quota, spec, template
 
 
 def take(
@@ -454,6 +455,23 @@ def test_a_lowered_quota_is_followed_by_the_last_job_first() -> None:
     first = take(nodes=nodes, pods=pods, quotas=[quota("q", 20, used=32)], jobs=[MINE, young])
     last = take_inventory(spec(), "uid-young", nodes, pods, [quota("q", 20, used=32)], [MINE, young])
     assert (first.budget, last.budget) == (11, 4)
+
+
+def test_what_a_job_keeps_under_a_quota_rests_on_splits_and_not_on_pods_that_come_and_go() -> None:
+    mine = job_dict(status=split_status(trainers=2))
+    young = older("young", created="2026-01-03T00:00:00Z", status=split_status(trainers=2))
+    pods = [
+        pod("mine-0", 8, node="n1", uid=UID),
+        # A replacement beside the pod that it replaces: the quota counts both.
+        *(pod(f"young-{i}", 8, node="n1", uid="uid-young") for i in range(3)),
+        pod("foreign", 1),
+    ]
+    room = take(nodes=[node("n1", 64)], pods=pods, quotas=[quota("q", 33, used=33)], jobs=[mine, young]).quota
+    assert room is not None
+    assert (room.gpus, room.keeps) == (8, 33 - 1 - 9)
+    assert violations(spec(), SPLIT, room) == ("the split uses 32 GPUs, ResourceQuota q leaves 23",)
+    assert violations(spec(), SPLIT, QuotaRoom("q", 8, 32)) == ()
+    assert violations(spec(), SPLIT, QuotaRoom("q", 8)) == ()
 
 
 def test_both_ends_of_a_move_are_promised() -> None:
