@@ -3,8 +3,9 @@
 A job that stops (suspended, or complete) first drains its samplers, then gives up all GPUs. Whether it has drained is read from the
 metrics, so it could seem otherwise again later; the workloads that were scaled to zero are the memory that it had.
 
-A job that is suspended is also asked for a checkpoint, since it will go on. Both are waited for only as long as there is something to
-wait for: where no metric tells what runs, that is the time that the stalest sample is expected to take, and not the drain timeout.
+A job that is suspended is then asked for a checkpoint, since it will go on; not before, since what is trained after a checkpoint is
+lost. Both are waited for only as long as there is something to wait for: where no metric tells what runs, that is the time that
+the stalest sample is expected to take, and not the drain timeout.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ def stopping(spec: RLJobSpec, status: RLJobStatus) -> bool:
 
 
 def wants_checkpoint(spec: RLJobSpec, status: RLJobStatus) -> bool:
-    """Whether a job that stops is asked for a checkpoint: one that is complete has none to come back to."""
-    return spec.suspend and status.phase is not Phase.COMPLETE
+    """Whether the layout of a job that stops asks for a checkpoint: one that is complete has none to come back to."""
+    return spec.suspend and status.phase is not Phase.COMPLETE and status.drained_since is not None
 
 
 def resumes(spec: RLJobSpec, status: RLJobStatus) -> bool:
@@ -99,21 +100,31 @@ def stop_of(
     """
     if status.stopping_since is None:
         return Stop(False, "the stop to be written down")
-    since_s = epoch_s(status.stopping_since)
-    end_s = since_s + spec.sampler.drain_timeout_s
-    if now_s > end_s:
-        return DONE
     pods = tuple(pods)
-    fresh = telemetry if telemetry is not None and telemetry.at > since_s else None
+    fresh = telemetry if telemetry is not None and telemetry.at > epoch_s(status.stopping_since) else None
     return _samplers(spec, status, pods, fresh, now_s) or _checkpoint(spec, status, pods, fresh, now_s) or DONE
+
+
+def drained_since(
+    spec: RLJobSpec, status: RLJobStatus, pods: Iterable[gate.Pod], telemetry: Telemetry | None, now_s: float
+) -> str | None:
+    """Since when a stopping job's samplers run nothing, as it should stand in the status."""
+    if status.drained_since is not None or status.stopping_since is None:
+        return status.drained_since
+    fresh = telemetry if telemetry is not None and telemetry.at > epoch_s(status.stopping_since) else None
+    return timestamp(now_s) if _samplers(spec, status, tuple(pods), fresh, now_s) is None else None
 
 
 def _samplers(
     spec: RLJobSpec, status: RLJobStatus, pods: tuple[gate.Pod, ...], telemetry: Telemetry | None, now_s: float
 ) -> Stop | None:
     """The wait for samplers that run something or may; None if there is none."""
+    if status.drained_since is not None:
+        return None
     assert status.stopping_since is not None
     since_s = epoch_s(status.stopping_since)
+    if now_s > since_s + spec.sampler.drain_timeout_s:
+        return None
     names = _ready(pods, gate.SAMPLER)
     running = {} if telemetry is None else {name: r.value for name, r in telemetry.running_by_pod.items()}
     busy = [f"{name} ({running[name]:.0f} running)" for name in names if (running.get(name) or 0) > 0]
@@ -138,17 +149,23 @@ def _samplers(
 def _checkpoint(
     spec: RLJobSpec, status: RLJobStatus, pods: tuple[gate.Pod, ...], telemetry: Telemetry | None, now_s: float
 ) -> Stop | None:
-    """The wait for a checkpoint; None if none is wanted, it is written, or nobody could tell."""
-    assert status.stopping_since is not None
+    """The wait for a checkpoint; None if none is wanted, it is written, or it has had its time."""
+    if not spec.suspend or status.phase is Phase.COMPLETE or not _ready(pods, gate.TRAINER):
+        return None
+    if status.drained_since is None:
+        return Stop(False, "the drain to be written down")
     got = None if telemetry is None else telemetry.layout_generation.value
-    if not wants_checkpoint(spec, status) or got is None or not _ready(pods, gate.TRAINER):
+    since_s = epoch_s(status.drained_since)
+    # The layout that asks for it comes after the one that drained.
+    asked = telemetry is not None and telemetry.at > since_s and got is not None
+    blind_s = min(spec.sampler.drain_timeout_s, LAYOUT_LAG_S + (_period_s(status) or 0.0))
+    end_s = since_s + (CHECKPOINT_S if got is not None else min(CHECKPOINT_S, blind_s))
+    if (asked and got is not None and got >= status.layout_generation) or now_s > end_s:
         return None
-    end_s = epoch_s(status.stopping_since) + min(CHECKPOINT_S, spec.sampler.drain_timeout_s)
-    if got >= status.layout_generation or now_s > end_s:
-        return None
+    seen = "which no metric shows" if got is None else f"it is at {got}"
     return Stop(
         False,
-        f"the trainer to write a checkpoint and then acknowledge layout generation {status.layout_generation} (it is at {got}); "
+        f"the trainer to write a checkpoint and then acknowledge layout generation {status.layout_generation} ({seen}); "
         f"at {timestamp(end_s)} it goes all the same",
     )
 
@@ -162,9 +179,13 @@ def blind_drain_s(spec: RLJobSpec, status: RLJobStatus) -> float:
     longest_s = spec.sampler.drain_timeout_s
     if status.plan is None:
         return longest_s
+    return min(longest_s, LAYOUT_LAG_S + (1.0 + status.plan.staleness.max) * (_period_s(status) or 0.0))
+
+
+def _period_s(status: RLJobStatus) -> float | None:
+    """The period as measured last, else a long one of the plan."""
     seen = None if status.observed is None else status.observed.period_seconds
-    period_s = status.plan.period.p90 if seen is None else seen
-    return min(longest_s, LAYOUT_LAG_S + (1.0 + status.plan.staleness.max) * period_s)
+    return status.plan.period.p90 if seen is None and status.plan is not None else seen
 
 
 def _ready(pods: Iterable[gate.Pod], role: str) -> list[str]:

@@ -5,7 +5,9 @@ What is decided here only changes the status to be written: the next pass acts o
 
 from __future__ import annotations
 
-from rljob_operator import fleet, planning, rebalance, rivals, status
+from collections import Counter
+
+from rljob_operator import fleet, gate, planning, rebalance, rivals, status, victims
 from rljob_operator.config import Config
 from rljob_operator.edges import Edges
 from rljob_operator.metrics import OperatorMetrics
@@ -54,6 +56,7 @@ class Moves:
             running_by_pod=running,
             metrics_flow=telemetry is not None and telemetry.running.known and telemetry.layout_generation.known,
             measurable=self._measurable(this),
+            free=lambda role: _free(this, role),
         )
 
     def _measurable(self, this: Pass) -> bool:
@@ -239,7 +242,10 @@ class Moves:
         """
         split, planned, history = this.before.split, this.before.plan, this.before.moves
         seen = this.before.observed
-        measured = this.before.calibration is not None or (seen is not None and seen.policy_version is not None)
+        kept = this.before.calibration
+        measured = (kept is not None and kept.observations > 0) or (
+            seen is not None and seen.policy_version is not None
+        )
         if split is None or planned is None or measured or this.spec.rebalance.mode is not RebalanceMode.AUTO:
             return
         resting = history.not_before is not None and this.now_s < epoch_s(history.not_before)
@@ -283,12 +289,17 @@ class Moves:
         if this.rivals:
             return
         observed = this.now.observed
+        observation = self._observation(this, published_generation)
+        homeless = victims.unplaced(this.before.split, after, observation)
+        if homeless and cause is MoveCause.DECISION:
+            self._not_placeable(this, after, reason, homeless)
+            return
         move = rebalance.start(
             before=this.before.split,
             after=after,
             reason=reason,
             predicted_gain=rounded(gain) or 0.0,
-            observation=self._observation(this, published_generation),
+            observation=observation,
             deadlines=self._deadlines(this),
             policy_version=None if self._observer.latest is None else self._observer.latest.policy_version.value,
             period_s=None if observed is None else observed.period_seconds,
@@ -299,6 +310,28 @@ class Moves:
         this.update(rebalance=move)
         this.said.append(("Normal", "MoveStarted", f"{move.from_split.label()} to {move.to_split.label()}: {reason}"))
         this.soon(0.0)
+
+    def _not_placeable(self, this: Pass, after: Split, reason: str, homeless: int) -> None:
+        """Says that a move would free GPUs that are too scattered for the pods that come; nothing is begun."""
+        before = this.before.split
+        message = (
+            f"not moved to {after.label()}, since {homeless} of the pods that would come find no node with enough free GPUs, "
+            f"whichever pods leave: the GPUs are scattered. Delete pods of the side that shrinks on one node, one after the other, so "
+            f"that they are made anew elsewhere, or add a node. ({reason})"
+        )
+        decided = this.now.decisions
+        if decided and decided[-1].code is DecisionCode.MOVE:
+            decided = decided[:-1]
+        decision = DecisionStatus(
+            at=timestamp(this.now_s),
+            code=DecisionCode.NOTHING_PLACEABLE,
+            message=message,
+            from_split=before,
+            to_split=after,
+        )
+        this.update(decisions=status.remember(decided, decision))
+        this.said.append(("Warning", DecisionCode.NOTHING_PLACEABLE.value, message))
+        self._metrics.decided(*this.key, DecisionCode.NOTHING_PLACEABLE)
 
 
 def _unwished(this: Pass, move: MoveStatus) -> str:
@@ -321,6 +354,16 @@ def _unwished(this: Pass, move: MoveStatus) -> str:
     if trainers and this.spec.trainer.resize is Resize.FIXED:
         return "trainer.resize is now fixed"
     return ""
+
+
+def _free(this: Pass, role: str) -> dict[str, int]:
+    """GPUs that are free for a role on each node, besides those that the job's own pods hold."""
+    held: Counter[str] = Counter()
+    for pod in this.pods:
+        if gate.is_held(pod) and pod["spec"].get("nodeName"):
+            held[pod["spec"]["nodeName"]] += gate.pod_gpus(pod, this.gpu_resources)
+    allowed = [room for room in this.inventory.rooms if (room.samplers if role == gate.SAMPLER else room.trainers)]
+    return {room.node: max(0, room.free_gpus - held[room.node]) for room in allowed}
 
 
 def _blend(old: float | None, new: float | None) -> float | None:

@@ -5,7 +5,7 @@ None is unknown throughout, and never zero: a sampler whose running samples can'
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -23,6 +23,8 @@ class PodView:
     """Creation time in epoch seconds."""
     ordinal: int | None = None
     """The ordinal of a StatefulSet's pod, None for a Deployment's."""
+    node: str | None = None
+    """The node that it is bound to."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,8 @@ class Observation:
     """Whether every sampler and trainer pod's metrics are there."""
     measurable: bool = True
     """Whether there is a Prometheus to ask at all; without one, waiting for the job's word is waiting for nothing."""
+    free: Callable[[str], Mapping[str, int]] | None = None
+    """GPUs that are free on each node that a role may use, besides those of the job's own pods; None: unknown."""
 
     def of(self, role: str) -> tuple[PodView, ...]:
         """The pods of a role, terminating ones included."""

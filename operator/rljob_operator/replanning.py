@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 from rljob_operator import planning
 from rljob_operator.edges import Edges
+from rljob_operator.measured import calibration_of
 from rljob_operator.passes import Pass
 from rljob_operator.status import Verdict
 from rljob_planner.api.spec import Resize, RLJobSpec
 from rljob_planner.api.status import RLJobStatus
-from rljob_planner.calibrate import Calibration
 from rljob_planner.errors import PlanningError
 from rljob_planner.hardware import gpu
 from rljob_planner.job import lengths_of, model_of
@@ -62,7 +62,7 @@ class Replanner:
                 self._edges.planner.plan,
                 spec,
                 this.inventory.rooms,
-                calibration=known_speed(this.before),
+                calibration=calibration_of(this.before.calibration),
                 lengths=known_lengths(spec, this.before),
                 steps=steps_to_go(spec, this.before),
                 keep=keep,
@@ -73,14 +73,6 @@ class Replanner:
             hint = "" if fixed is None else "; trainer.resize is fixed, so that only samplers can change"
             return Verdict(False, error.reason, f"{error}{hint}")
         return found
-
-
-def known_speed(status: RLJobStatus) -> Calibration:
-    """The speeds that the run has shown, the model's own where it has shown none."""
-    kept = status.calibration
-    if kept is None:
-        return Calibration()
-    return Calibration(sampler_factor=kept.sampler_factor, trainer_factor=kept.trainer_factor, residual=kept.residual)
 
 
 def known_lengths(spec: RLJobSpec, status: RLJobStatus) -> LengthDistribution | None:

@@ -5,7 +5,7 @@ What is decided here only changes the status to be written: the next pass acts o
 
 from __future__ import annotations
 
-from rljob_operator import planning, replanning
+from rljob_operator import lifecycle, planning, replanning
 from rljob_operator.config import Config
 from rljob_operator.deciding import Deciding
 from rljob_operator.edges import Edges
@@ -39,7 +39,9 @@ class Running:
         if this.now.stopping_since is None:
             this.update(stopping_since=timestamp(this.now_s))
         await self._observer.look(this, self._config.move_tick_s, since_s=None)
-        this.soon(self._config.move_tick_s)
+        since = lifecycle.drained_since(this.spec, this.now, this.pods, self.latest, this.now_s)
+        this.soon(self._config.move_tick_s if since == this.now.drained_since else 0.0)
+        this.update(drained_since=since)
 
     async def replan_stopped(self, this: Pass) -> None:
         """Brings the split of a job that holds no pod back to its spec: without pods there is nothing to move."""
@@ -48,7 +50,7 @@ class Running:
     async def look(self, this: Pass, published_generation: int) -> None:
         """One look at a job that should run."""
         if this.now.stopping_since is not None:
-            this.update(stopping_since=None)
+            this.update(stopping_since=None, drained_since=None)
         move = this.before.rebalance
         pace_s = self._config.move_tick_s if move is not None else this.spec.rebalance.interval_s
         fresh = await self._observer.look(
@@ -75,7 +77,7 @@ class Running:
             self._moves.look(this, move, published_generation)
             return
         assert this.before.split is not None
-        broken = planning.violations(this.spec, this.before.split, this.quota)
+        broken = planning.violations(this.spec, this.before.split)
         if broken:
             await self._moves.return_to_spec(this, broken, published_generation)
             return

@@ -24,7 +24,7 @@ class Stopping:
         if lifecycle.resumes(this.spec, this.before):
             message = f"spec.workload.steps is {this.spec.workload.steps} and the run was complete at {done}: it goes on from its last checkpoint"
             this.said.append(("Normal", "StepsRaised", message))
-            this.update(phase=Phase.PLANNED, completed_version=None, stopping_since=None)
+            this.update(phase=Phase.PLANNED, completed_version=None, stopping_since=None, drained_since=None)
             this.soon(0.0)
             return
         words = f"the run has reached its last step{'' if done is None else f' at policy version {done}'}"

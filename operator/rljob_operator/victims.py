@@ -12,6 +12,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from rljob_operator.observation import Observation, PodView, epoch_s, some
+from rljob_operator.vacating import Coming, Vacated, vacate
 from rljob_planner.api.status import KeptPod, MoveStatus
 from rljob_planner.split import Split
 
@@ -31,35 +32,61 @@ def victims(
 ) -> tuple[str, ...]:
     """The pods that a move removes.
 
-    Pods that are not ready go first, since a ReplicaSet removes those first whatever their deletion cost; then samplers with
-    the fewest running samples, whose drain is shortest; then the youngest. A StatefulSet always removes its highest ordinals.
-    Those in ``already`` stay named as long as they are there. A trainer that restarts loses all of its pods.
+    Pods that are not ready go first, since a ReplicaSet removes those first whatever their deletion cost; then those that
+    leave enough free GPUs on one node for the pods that come; then samplers with the fewest running samples, whose drain is shortest;
+    then the youngest. A StatefulSet always removes its highest ordinals. Those in ``already`` stay named as long as they are there. A
+    trainer that restarts loses all of its pods.
     """
     chosen: list[str] = []
     for role in ("sampler", "trainer"):
-        candidates = list(observation.staying(role))
         if restart and role == "trainer":
-            chosen += [pod.name for pod in candidates]
-            continue
-        wanted = surplus(before, after, role)
-        if wanted <= 0:
-            continue
-
-        def order(pod: PodView) -> tuple[float, ...]:
-            if pod.ordinal is not None:
-                return (-pod.ordinal,)
-            running = observation.running_by_pod.get(pod.name)
-            return (
-                float(pod.name not in already),
-                float(pod.ready),
-                math.inf if running is None else running,
-                -pod.created_s,
-            )
-
-        # A pod that is missing is one that need not be removed.
-        wanted -= max(0, replicas(before, role) - len(candidates))
-        chosen += [pod.name for pod in sorted(candidates, key=lambda pod: (*order(pod), pod.name))[: max(0, wanted)]]
+            chosen += [pod.name for pod in observation.staying(role)]
+        else:
+            chosen += [pod.name for pod in _vacated(before, after, observation, role, already).leaving]
     return tuple(sorted(chosen))
+
+
+def unplaced(before: Split, after: Split, observation: Observation) -> int:
+    """How many of the pods that a move adds would find no node, whichever pods leave; 0 where free GPUs are unknown."""
+    return max(_vacated(before, after, observation, role, ()).unplaced for role in ("sampler", "trainer"))
+
+
+def _vacated(before: Split, after: Split, observation: Observation, role: str, already: Collection[str]) -> Vacated:
+    candidates = observation.staying(role)
+    # A pod that is missing is one that need not be removed.
+    wanted = surplus(before, after, role) - max(0, replicas(before, role) - len(candidates))
+    if wanted <= 0:
+        return Vacated((), 0)
+
+    def order(pod: PodView) -> tuple[float, ...]:
+        if pod.ordinal is not None:
+            return (-pod.ordinal,)
+        running = observation.running_by_pod.get(pod.name)
+        return (
+            float(pod.name not in already),
+            float(pod.ready),
+            math.inf if running is None else running,
+            -pod.created_s,
+        )
+
+    ordered = sorted(candidates, key=lambda pod: (*order(pod), pod.name))
+    coming = None if already else _coming(before, after, observation, role)
+    if coming is None or any(pod.ordinal is not None for pod in candidates):
+        return Vacated(tuple(ordered[:wanted]), 0)
+    return vacate(ordered, wanted, _width(before, role), coming)
+
+
+def _coming(before: Split, after: Split, observation: Observation, role: str) -> Coming | None:
+    """What the other side gains; None if nothing, or if nobody knows where there is room."""
+    other = "trainer" if role == "sampler" else "sampler"
+    added = replicas(after, other) - replicas(before, other)
+    if added <= 0 or observation.free is None:
+        return None
+    return Coming(added, _width(after, other), observation.free(other))
+
+
+def _width(split: Split, role: str) -> int:
+    return split.samplers.gpus_per_replica if role == "sampler" else split.trainers.gpus_per_replica
 
 
 def renamed(move: MoveStatus, observation: Observation) -> tuple[str, ...] | None:

@@ -416,6 +416,9 @@ class RLJobStatus(ApiModel):
     stopping_since: str | None = Field(
         default=None, description="When the job began to give up its GPUs, because it is suspended or complete."
     )
+    drained_since: str | None = Field(
+        default=None, description="Since when a stopping job's samplers run nothing: only then is a checkpoint asked for."
+    )
     completed_version: int | None = Field(
         default=None,
         description="Policy version at which the run was complete; a spec.workload.steps above it resumes the run.",
