@@ -77,7 +77,7 @@ class Running:
             self._moves.look(this, move, published_generation)
             return
         assert this.before.split is not None
-        broken = planning.violations(this.spec, this.before.split)
+        broken = planning.violations(this.spec, this.before.split, this.quota)
         if broken:
             await self._moves.return_to_spec(this, broken, published_generation)
             return
