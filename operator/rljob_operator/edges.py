@@ -43,6 +43,8 @@ class Question:
     """Where responses are cut off, in tokens."""
     environment_turns: int | None = None
     """Turns of a sample that end in its environment; None for a job without one."""
+    series: str | None = None
+    """Label matchers by which the job's series are found where its pods carry no uid; by their uid if None."""
 
 
 class Observe(Protocol):
@@ -88,6 +90,7 @@ class Edges:
                 samples_per_prompt=question.samples_per_prompt,
                 max_response_tokens=question.max_response_tokens,
                 environment_turns=question.environment_turns,
+                series=question.series,
             )
 
         return cls(observe)

@@ -168,6 +168,7 @@ OF_REASON: Mapping[str, Limit] = {
 
 _WAITS = frozenset(
     {
+        DecisionCode.INITIAL_PLAN,
         DecisionCode.NOT_PERSISTED,
         DecisionCode.COOLDOWN,
         DecisionCode.BACK_OFF,
@@ -367,7 +368,9 @@ def _outlook(spec: RLJobSpec, status: RLJobStatus) -> OutlookJson | None:
             pays_back_steps=None,
             needs=[move.waiting_for] if move.waiting_for else [],
         )
-    if last is None or last.code not in _WAITS or last.to_split is None:
+    if last is None or last.code not in _WAITS or last.to_split is None or last.from_split is None:
+        return None
+    if last.to_split.same_shape(last.from_split):
         return None
     gain, cost_s = last.predicted_gain, last.cost_seconds
     period_s = last.period_seconds

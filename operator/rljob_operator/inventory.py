@@ -85,7 +85,7 @@ def take_inventory(
     holds there: a cordon is no reason to move what runs.
     """
     census = Census.of(pods)
-    nodes, quotas, jobs = tuple(nodes), tuple(quotas), sorted(other_jobs, key=reservation.rank)
+    nodes, quotas, jobs = tuple(nodes), tuple(quotas), sorted(_that_hold(other_jobs, uid), key=reservation.rank)
     notes = Notes()
     spec = _readable(spec, notes)
     sites = survey(spec, nodes, uid, census, notes)
@@ -175,6 +175,13 @@ def _readable(spec: RLJobSpec, notes: Notes) -> RLJobSpec:
             side = getattr(spec, role).model_copy(update={"template": {}})
             spec = spec.model_copy(update={role: side})
     return spec
+
+
+def _that_hold(jobs: Iterable[Mapping[str, Any]], uid: str) -> Iterator[Mapping[str, Any]]:
+    """The jobs that are promised GPUs: those that adopt workloads hold none, and their workloads' pods count by themselves."""
+    for job in jobs:
+        if _uid(job) == uid or "targetRef" not in ((job.get("spec") or {}).get("sampler") or {}):
+            yield job
 
 
 def _reserve(claim: Claim, sites: Sequence[Site]) -> int:

@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, star
 from prometheus_client.metrics import MetricWrapperBase
 
 from rljob_planner.api.status import CalibrationStatus, DecisionCode, MovePhase
+from rljob_planner.split import Split
 
 AnyMetric = TypeVar("AnyMetric", bound=MetricWrapperBase)
 
@@ -75,6 +76,14 @@ class OperatorMetrics:
             "calibration_pegged", "1 if a factor stands at its limit, so that the model does not describe the job"
         )
         self._gain = gauge("predicted_gain_ratio", "Fraction of the period that the wished split would save")
+        self._recommended = gauge(
+            "recommended_replicas",
+            "Replicas of the split that the operator would choose now, whether or not it may",
+            "side",
+        )
+        self._recommended_gpus = gauge(
+            "recommended_gpus", "GPUs of the split that the operator would choose now, whether or not it may", "side"
+        )
         self._leader = Gauge(
             "rljob_operator_leader", "1 if this replica leads (always, without leader election)", registry=self.registry
         )
@@ -140,6 +149,12 @@ class OperatorMetrics:
         _set(self._factor, calibration.sampler_factor if calibration and known else None, namespace, name, "samplers")
         _set(self._factor, calibration.trainer_factor if calibration and known else None, namespace, name, "trainers")
         _set(self._pegged, float(calibration.pegged) if calibration and known else None, namespace, name)
+
+    def recommended(self, namespace: str, name: str, split: Split | None) -> None:
+        """The split that the operator would choose now, None while it knows none."""
+        for side, of in (("samplers", split and split.samplers), ("trainers", split and split.trainers)):
+            _set(self._recommended, of.replicas if of else None, namespace, name, side)
+            _set(self._recommended_gpus, of.gpus if of else None, namespace, name, side)
 
     def metrics_available(self, namespace: str, name: str, available: bool) -> None:
         """Whether everything that decisions need is known."""

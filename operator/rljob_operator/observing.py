@@ -48,8 +48,8 @@ class Observer:
             times.append(this.before.moves.last_ended_at)
         return max(epoch_s(text) for text in times)
 
-    async def look(self, this: Pass, pace_s: float, *, since_s: float | None) -> bool:
-        """Reads the metrics if they are due; returns whether they were."""
+    async def look(self, this: Pass, pace_s: float, *, since_s: float | None, series: str | None = None) -> bool:
+        """Reads the metrics if they are due; returns whether they were. ``series``: how to find them, by the job's uid if None."""
         now = self._edges.monotonic_s()
         if self._read_s is not None and now - self._read_s < pace_s * 0.98:
             return False
@@ -82,6 +82,7 @@ class Observer:
                 samples_per_prompt=workload.samples_per_prompt,
                 max_response_tokens=workload.response_tokens.max,
                 environment_turns=None if workload.environment is None else workload.environment.turns - 1,
+                series=series,
             ),
         )
         return True

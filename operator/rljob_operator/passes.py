@@ -96,6 +96,11 @@ class Pass:
         return str(meta["namespace"]), str(meta["name"])
 
     @property
+    def generation(self) -> int:
+        """Generation of the spec that this pass reads."""
+        return int(self.raw["metadata"].get("generation", 0))
+
+    @property
     def gpu_resources(self) -> frozenset[str]:
         """The extended resources that count the job's GPUs."""
         return eligibility.gpu_resources(self.spec)

@@ -44,13 +44,12 @@ class Questions:
         return rows
 
 
-def questions(uid: str, horizon_s: float, window_s: float, *, environment: bool) -> Questions:
-    """What is asked about the job with ``uid``.
+def questions(selector: str, horizon_s: float, window_s: float, *, environment: bool) -> Questions:
+    """What is asked about the job whose series carry the labels of ``selector``.
 
     ``horizon_s``: how far back raw samples are looked for; ``window_s``: the window of what is computed, 0 for only what is now;
     ``environment``: whether the job's samples have environments to ask about.
     """
-    selector = f'rljob_dev_uid="{uid}"'
     names = (*NOW_NAMES, f"{ENVIRONMENT}_count") if environment else NOW_NAMES
     raw = {"now": f'{{__name__=~"{"|".join(names)}",{selector}}}[{_ms(horizon_s)}]'}
     computed = {

@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from rljob_operator import children, fleet, gate, trouble
 from rljob_operator.acting import Acting
 from rljob_operator.actions import Actions
+from rljob_operator.adopting import Adopting
 from rljob_operator.cluster import RLJOBS, Api, ClusterError, Json
 from rljob_operator.companioning import Companioning
 from rljob_operator.config import Config
@@ -72,6 +73,7 @@ class Reconciler:
         self._acting = Acting(self._actions)
         self._companioning = Companioning(self._actions, view, metrics, uid)
         learning = Learning(cluster)
+        self._adopting = Adopting(cluster, view, edges, config, metrics, learning)
         self._starting = Starting(self._actions, edges, learning, view.waiting)
         self._running = Running(edges, config, metrics, learning)
         self._stopping = Stopping(self._running)
@@ -114,16 +116,24 @@ class Reconciler:
         except ValidationError as error:
             await self._reporting.invalid(raw, before, error)
             return self._config.idle_tick_s
-        this = self._gather(job, raw, before)
-        await self._companioning.act(this)
-        await self._acting.act(this)
-        await self._look(this)
-        self._companioning.look(this, self._running.latest)
+        if job.spec.adopts:
+            this = await self._adopting.look(job, raw, before)
+        else:
+            this = await self._run(job, raw, before)
         await self._reporting.report(this)
         self._metrics.reconciled(self._namespace, self._name, self._edges.monotonic_s() - began)
         if this.again_s is None:
             return self._config.idle_tick_s
         return min(this.again_s, self._config.idle_tick_s)
+
+    async def _run(self, job: RLJob, raw: Json, before: RLJobStatus) -> Pass:
+        """The pass over a job that the operator runs: what is persisted is done, then what became of it is looked at."""
+        this = self._gather(job, raw, before)
+        await self._companioning.act(this)
+        await self._acting.act(this)
+        await self._look(this)
+        self._companioning.look(this, self._running.latest)
+        return this
 
     def _gather(self, job: RLJob, raw: Json, before: RLJobStatus) -> Pass:
         pods = self._view.pods_of(self._uid)

@@ -146,6 +146,7 @@ class Reporting:
             observed_s=None if now.observed is None else now.observed.period_seconds,
         )
         self._metrics.calibration(*key, now.calibration)
+        self._metrics.recommended(*key, story.recommended(now))
         known = [c.status == "True" for c in now.conditions if c.type is ConditionType.METRICS_AVAILABLE]
         self._metrics.metrics_available(*key, any(known))
 

@@ -21,6 +21,7 @@ from rljob_planner.api.status import (
     RLJobStatus,
 )
 from rljob_planner.durations import seconds
+from rljob_planner.split import Split
 
 NEXT: Mapping[DecisionCode, str] = {
     DecisionCode.INITIAL_PLAN: "the first decision follows once the pods run and some steps are measured",
@@ -108,6 +109,31 @@ def with_sources(before: RLJobStatus, now: RLJobStatus) -> PlanStatus | None:
             "the model says"
         )
     return plan.model_copy(update={"sources": tuple(sources)})
+
+
+WISHES = frozenset(
+    {
+        DecisionCode.INITIAL_PLAN,
+        DecisionCode.MOVE,
+        DecisionCode.NOT_PERSISTED,
+        DecisionCode.COOLDOWN,
+        DecisionCode.BACK_OFF,
+        DecisionCode.RECOMMEND_ONLY,
+        DecisionCode.INITIAL_ONLY,
+        DecisionCode.TRAINER_FIXED,
+        DecisionCode.SPEC_CHANGED,
+        DecisionCode.BUDGET_RAISED,
+    }
+)
+"""Codes of a decision whose wished split is worth a move."""
+
+
+def recommended(status: RLJobStatus) -> Split | None:
+    """The split that the operator would choose now: the one in force where no other is worth a move; None before a plan."""
+    last = last_decision(status)
+    if last is not None and last.code in WISHES and last.to_split is not None:
+        return last.to_split
+    return status.split
 
 
 def last_decision(status: RLJobStatus) -> DecisionStatus | None:

@@ -66,6 +66,7 @@ async def observe(
     samples_per_prompt: int = 1,
     max_response_tokens: int | None = None,
     environment_turns: int | None = None,
+    series: str | None = None,
 ) -> Telemetry:
     """Read all that Prometheus says about a job, at ``now`` (seconds since the epoch).
 
@@ -74,7 +75,8 @@ async def observe(
     windowed readings are missing). ``window_s``: wished window of means, rates and histograms. ``scrape_s``: the scrape
     interval; a sample older than three of them is stale. ``max_response_tokens``: where
     responses are cut off, the upper edge of the last bin. ``environment_turns``: turns of a sample that end in its environment, None for
-    a job without one, which is then not asked about. Never raises for an unreachable or broken Prometheus: all readings
+    a job without one, which is then not asked about. ``series``: label matchers by which the job's series are found where its pods
+    carry no uid; by their uid if None. Never raises for an unreachable or broken Prometheus: all readings
     are missing then, and ``Telemetry.missing`` says what to do.
     """
     if not re.fullmatch(r"[A-Za-z0-9-]+", uid):
@@ -83,7 +85,7 @@ async def observe(
     if window < MIN_SCRAPES * scrape_s:
         window = 0.0
     horizon_s = max(4.0 * STALE_SCRAPES * scrape_s, 60.0)
-    asked = questions(uid, horizon_s, window, environment=bool(environment_turns))
+    asked = questions(series or f'rljob_dev_uid="{uid}"', horizon_s, window, environment=bool(environment_turns))
     answers = await asyncio.gather(*(prometheus.query(text, at=now) for text in asked.texts), return_exceptions=True)
     since_s = None if since is None else now - since
     nothing = Telemetry(

@@ -1,0 +1,208 @@
+"""Workloads that exist already, read as a split: how many replicas of how many GPUs sample and train now. Pure.
+
+A job that adopts has no children. What it runs on is read from the workloads that it names: replicas and GPUs from their specs, pods
+by their selectors. What can't be seen from outside (how a trainer shards its model, which in-flight cap the framework keeps) is
+taken to be what the planner would choose for this very split, so that a recommendation speaks of GPUs alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rljob_operator.eligibility import nodes_of
+from rljob_operator.gate import NAME_LABEL, ROLE_LABEL, UID_LABEL, Pod, pod_gpus
+from rljob_operator.quantity import QuantityError
+from rljob_operator.status import Verdict
+from rljob_planner.api.spec import RLJobSpec, TargetRef
+from rljob_planner.split import SamplerSplit, Split, TrainerSplit
+
+MAX_RUNNING = 256
+"""Running samples of a sampler that neither ``sampler.maxRunning`` nor its arguments state: vLLM's default."""
+
+_TENSOR_PARALLEL = ("--tensor-parallel-size", "-tp")
+_MAX_RUNNING = ("--max-num-seqs",)
+
+
+@dataclass(frozen=True)
+class Side:
+    """One adopted workload."""
+
+    role: str
+    kind: str
+    name: str
+    replicas: int
+    """Pods that its spec asks for."""
+    gpus: int
+    """GPUs of one pod."""
+    template: Mapping[str, Any]
+    """Its pod template."""
+    selector: Mapping[str, Any]
+    """Its label selector."""
+
+    def has(self, pod: Pod) -> bool:
+        """Whether a pod of its namespace is one of its pods."""
+        labels = (pod.get("metadata") or {}).get("labels") or {}
+        wanted = self.selector.get("matchLabels") or {}
+        expressions = self.selector.get("matchExpressions") or ()
+        if not wanted and not expressions:
+            return False
+        return all(labels.get(key) == value for key, value in wanted.items()) and all(
+            _expressed(e, labels) for e in expressions
+        )
+
+    def argument(self, *names: str) -> int | None:
+        """The number that an argument of its first container states, None if none of ``names`` does."""
+        containers = (self.template.get("spec") or {}).get("containers") or ()
+        words = [str(w) for c in containers[:1] for w in (*(c.get("command") or ()), *(c.get("args") or ()))]
+        for i, word in enumerate(words):
+            for name in names:
+                value = word.removeprefix(f"{name}=") if word.startswith(f"{name}=") else None
+                if word == name and i + 1 < len(words):
+                    value = words[i + 1]
+                if value is not None and value.isdigit() and int(value) > 0:
+                    return int(value)
+        return None
+
+
+def read_side(spec: RLJobSpec, role: str, ref: TargetRef, workload: Mapping[str, Any] | None) -> Side | Verdict:
+    """A workload as a side of a split, or the verdict for ``Planned`` that says why it can't be one."""
+    where = f"{ref.kind} {ref.name}"
+    if workload is None:
+        return Verdict(
+            False,
+            "TargetMissing",
+            f"{where}, the {role}s' targetRef, is not there: create it in the job's namespace, or correct {role}.targetRef",
+        )
+    found = workload.get("spec") or {}
+    template, resource = found.get("template") or {}, nodes_of(spec, role).gpu_resource
+    try:
+        gpus = pod_gpus(template, resource)
+    except QuantityError as error:
+        return Verdict(False, "TargetWithoutGPUs", f"the GPUs of {where} can't be read: {error}; correct its resources")
+    if gpus < 1:
+        return Verdict(
+            False,
+            "TargetWithoutGPUs",
+            f"the pods of {where} ask for no {resource}, so there is nothing to split: name the resource that counts its GPUs in "
+            f"{role}.nodes.gpuResource, or correct {role}.targetRef",
+        )
+    replicas = int(found.get("replicas", 1))
+    return Side(role, ref.kind, ref.name, replicas, gpus, template, found.get("selector") or {})
+
+
+def adopted_pods(
+    pods: Iterable[Pod], namespace: str, sides: Iterable[Side], job: str, uid: str
+) -> tuple[list[dict[str, Any]], list[Pod]]:
+    """The pods of the sides, as if they carried the labels of the job, and all pods of the cluster with those in their place.
+
+    Only copies are labelled; the cluster's pods stay as they are.
+    """
+    mine: list[dict[str, Any]] = []
+    everything: list[Pod] = []
+    sides = tuple(sides)
+    for pod in pods:
+        meta = pod["metadata"]
+        side = next((s for s in sides if s.has(pod)), None) if meta.get("namespace") == namespace else None
+        if side is None:
+            everything.append(pod)
+            continue
+        labels = {**(meta.get("labels") or {}), NAME_LABEL: job, ROLE_LABEL: side.role, UID_LABEL: uid}
+        labelled = {**pod, "metadata": {**meta, "labels": labels}}
+        mine.append(labelled)
+        everything.append(labelled)
+    return sorted(mine, key=lambda pod: str(pod["metadata"]["name"])), everything
+
+
+def carries_uid(pods: Iterable[Pod], namespace: str, sides: Iterable[Side], uid: str) -> bool:
+    """Whether all pods of the sides carry the job's uid in their labels, so that their metrics can be found by it."""
+    sides = tuple(sides)
+    mine = [p for p in pods if p["metadata"].get("namespace") == namespace and any(s.has(p) for s in sides)]
+    return bool(mine) and all((p["metadata"].get("labels") or {}).get(UID_LABEL) == uid for p in mine)
+
+
+def series_of(namespace: str, sides: Iterable[Side]) -> str:
+    """Labels by which Prometheus finds the series of the sides' pods: namespace and names, which every common scrape keeps.
+
+    The names are those that the workloads give to their pods, so that a pod which is replaced stays in the series.
+    """
+    patterns = []
+    for side in sides:
+        name = re.escape(side.name).replace("\\", "\\\\")
+        patterns.append(f"{name}-[0-9]+" if side.kind == "StatefulSet" else f"{name}-[a-z0-9]+-[a-z0-9]+")
+    return f'namespace="{namespace}",pod=~"{"|".join(patterns)}"'
+
+
+def described(spec: RLJobSpec, samplers: Side, trainers: Side) -> RLJobSpec:
+    """The spec with the templates and the widths of the workloads, as if the job had been written with them."""
+    sampler = spec.sampler.model_copy(
+        update={
+            "gpus_per_replica": samplers.gpus,
+            "max_running": spec.sampler.max_running or samplers.argument(*_MAX_RUNNING),
+            "template": dict(samplers.template),
+        }
+    )
+    trainer = spec.trainer.model_copy(update={"gpus_per_replica": trainers.gpus, "template": dict(trainers.template)})
+    return spec.model_copy(update={"sampler": sampler, "trainer": trainer})
+
+
+def pinned(spec: RLJobSpec, samplers: Side, trainers: Side) -> RLJobSpec:
+    """The described spec with no other split than the one in force, to ask the planner how it would be laid out."""
+    gpus = samplers.replicas * samplers.gpus + trainers.replicas * trainers.gpus
+    sampler = spec.sampler.model_copy(
+        update={"min_replicas": max(1, samplers.replicas), "max_replicas": max(1, samplers.replicas)}
+    )
+    trainer = spec.trainer.model_copy(
+        update={"min_replicas": max(1, trainers.replicas), "max_replicas": max(1, trainers.replicas)}
+    )
+    return spec.model_copy(update={"gpus": max(2, gpus), "sampler": sampler, "trainer": trainer})
+
+
+def split_of(spec: RLJobSpec, samplers: Side, trainers: Side, laid_out: Split | None) -> Split:
+    """The split in force; parallelism and in-flight cap are those of ``laid_out``, or plain ones where the planner has none."""
+    width = samplers.argument(*_TENSOR_PARALLEL) or samplers.gpus
+    running = spec.sampler.max_running or (laid_out.samplers.max_running if laid_out else MAX_RUNNING)
+    gpus = trainers.replicas * trainers.gpus
+    plain = TrainerSplit(replicas=trainers.replicas, gpus_per_replica=trainers.gpus, dp=max(1, gpus), tp=1, pp=1, ep=1)
+    parallel = plain if laid_out is None else laid_out.trainers.model_copy(update={"replicas": trainers.replicas})
+    batch = spec.workload.samples_per_step
+    return Split(
+        mode="async",
+        samplers=SamplerSplit(
+            replicas=samplers.replicas, gpus_per_replica=samplers.gpus, tensor_parallel=width, max_running=running
+        ),
+        trainers=parallel,
+        in_flight=laid_out.in_flight if laid_out else batch,
+    )
+
+
+def names(samplers: Side, trainers: Side) -> str:
+    """The adopted workloads, for people."""
+    return f"{samplers.kind} {samplers.name} and {trainers.kind} {trainers.name}"
+
+
+def scale_words(namespace: str, samplers: Side, trainers: Side, wished: Split) -> str:
+    """How a person brings the workloads to a split; what gives GPUs up goes first, since the other has no room before."""
+    changes = [(samplers, wished.samplers.replicas), (trainers, wished.trainers.replicas)]
+    ordered = sorted((c for c in changes if c[0].replicas != c[1]), key=lambda c: c[1] - c[0].replicas)
+    return ", then ".join(
+        f"kubectl -n {namespace} scale {side.kind.lower()} {side.name} --replicas={replicas}"
+        for side, replicas in ordered
+    )
+
+
+def _expressed(expression: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
+    value, values = labels.get(str(expression.get("key"))), expression.get("values") or ()
+    match expression.get("operator"):
+        case "In":
+            return value is not None and value in values
+        case "NotIn":
+            return value is None or value not in values
+        case "Exists":
+            return value is not None
+        case "DoesNotExist":
+            return value is None
+        case _:
+            return False
