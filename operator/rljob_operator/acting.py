@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import replace
 
-from rljob_operator import children, gate, trouble
+from rljob_operator import children, gate, lifecycle, rebalance, trouble
 from rljob_operator.actions import Actions
 from rljob_operator.cluster import ClusterError
 from rljob_operator.layout import LayoutPhase, layout_of
 from rljob_operator.lifecycle import stopping
 from rljob_operator.passes import Pass
 from rljob_operator.rebalance import Targets, announced
+from rljob_operator.rivals import left_alone
 from rljob_operator.status import Verdict
 from rljob_planner.api.status import ConditionType, MovePhase
+from rljob_planner.split import Split
 
 AT_ONCE_S = 0.0
 
@@ -35,33 +38,55 @@ class Acting:
         split, move = this.before.split, this.before.rebalance
         if split is None or this.targets is None:
             return
-        await self._publish(this)
-        if not await self._actions.touch(this.pods):
-            this.soon(SOON_S)
-        if move is not None and move.phase is MovePhase.SHRINK:
-            await self._actions.price_victims(this.pods, move.victims)
         try:
-            edits = await self._actions.apply_children(this.job, move.to_split if move else split, this.targets)
-        except children.TemplateError as error:
-            edits = ()
-            this.verdicts[ConditionType.PLANNED] = Verdict(False, "InvalidTemplate", str(error))
+            await self._publish(this)
+            if not await self._actions.touch(this.pods):
+                this.soon(SOON_S)
+            leaving = () if move is None or move.phase in (MovePhase.GROW, MovePhase.VERIFY) else move.victims
+            await self._actions.price_victims(this.pods, leaving)
+            await self._apply(this, move.to_split if move else split, this.targets)
         except ClusterError as error:
             if not error.rejected:
                 raise
-            edits = ()
+            if error.reason == trouble.NAME_TAKEN:
+                with contextlib.suppress(children.TemplateError):
+                    error = trouble.taken(await self._actions.strangers(this.job, split))
             this.verdicts[ConditionType.PLANNED] = trouble.refused(error)
             if trouble.in_the_way(error):
                 # The end of what belongs to another job wakes that job and not this one.
                 this.soon(NAME_TAKEN_S)
-        for edit in edits:
-            this.said.append(
-                (
-                    "Warning",
-                    "ChildEdited",
-                    f"{edit} was edited by somebody else and is restored; change the RLJob instead",
-                )
+        if not stopping(this.spec, this.before):
+            await self._lift(this, this.targets)
+
+    async def _apply(self, this: Pass, split: Split, targets: Targets) -> None:
+        """Brings the children to their desired state; what is to go goes also where that can't be."""
+        if stopping(this.spec, this.before):
+            await self._actions.scale(this.job, this.workloads, targets)
+            return
+        move = this.before.rebalance
+        targets = left_alone(targets, this.rivals, *this.workloads)
+        try:
+            applied = await self._actions.apply_children(
+                this.job,
+                split,
+                targets,
+                hold_templates=move is not None and move.phase not in (MovePhase.GROW, MovePhase.VERIFY),
             )
-        await self._lift(this, this.targets)
+        except children.TemplateError as error:
+            this.verdicts[ConditionType.PLANNED] = Verdict(False, "InvalidTemplate", str(error))
+        except ClusterError as error:
+            if error.rejected:
+                await self._actions.scale(this.job, this.workloads, targets, down_only=True)
+            raise
+        else:
+            for edit in applied.edits:
+                words = f"{edit} was edited by somebody else and is restored; change the RLJob instead"
+                this.said.append(("Warning", "ChildEdited", words))
+            for name in applied.held:
+                words = f"the new template of {name} is applied once the pods that leave in the move under way are gone"
+                this.said.append(("Normal", "TemplateHeld", words))
+            return
+        await self._actions.scale(this.job, this.workloads, targets, down_only=True)
 
     async def _lift(self, this: Pass, targets: Targets) -> None:
         """Lifts the gates that the status grants, then grants what there is room for: the next pass lifts it."""
@@ -85,13 +110,18 @@ class Acting:
         live = self._actions.published(this.job)
         generation = 0 if live is None else int(live["generation"])
         samplers = [pod for pod in this.pods if gate.role_of(pod) == gate.SAMPLER]
+        checkpoint = rebalance.wants_checkpoint(move)
         if stopping(this.spec, this.before):
             phase, told, draining = LayoutPhase.DRAINING, targets, tuple(gate.name_of(pod) for pod in samplers)
+            checkpoint = lifecycle.wants_checkpoint(this.spec, this.before)
+        elif move is not None and move.restart and move.phase is MovePhase.GROW:
+            # What starts now reads this first, and a StatefulSet's new pods have the names of those that left.
+            phase, told, draining = LayoutPhase.RESIZING, announced(split, move), ()
         elif move is None or move.phase is MovePhase.VERIFY:
             phase, told, draining = LayoutPhase.STEADY, announced(split, move), ()
         else:
             phase, told, draining = LayoutPhase.DRAINING, announced(split, move), move.victims
-        if live is not None and (phase is LayoutPhase.DRAINING or not this.all_ready):
+        if live is not None and (phase is not LayoutPhase.STEADY or not this.all_ready):
             # New endpoints come with the generation that ends a move or a start; until then some may only leave.
             known = {endpoint["pod"] for endpoint in live["samplers"]["endpoints"]}
             samplers = [pod for pod in samplers if gate.name_of(pod) in known]
@@ -106,6 +136,7 @@ class Acting:
             max_staleness=this.spec.staleness.max,
             in_flight_cap=split.in_flight if move is None else move.to_split.in_flight,
             rendezvous=children.rendezvous(this.job),
+            checkpoint=checkpoint,
         )
         if live is not None and json.loads(wished.to_json()) == live:
             return

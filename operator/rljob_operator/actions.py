@@ -11,13 +11,16 @@ import hashlib
 import json
 import logging
 from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from rljob_operator import children, gate
 from rljob_operator.cluster import EVENTS, PODS, Api, ClusterError, Json, preconditions, resource_of, version_of
 from rljob_operator.fence import held_by_another
 from rljob_operator.layout import LAYOUT_FILE
+from rljob_operator.lifecycle import Workloads
 from rljob_operator.rebalance import Targets, timestamp
+from rljob_operator.trouble import owned_by, taken
 from rljob_operator.view import View
 from rljob_planner.api import GROUP, KIND, VERSION
 from rljob_planner.api.spec import RLJob
@@ -30,6 +33,16 @@ LAYOUT_ANNOTATION = "rljob.dev/layout-generation"
 """Touched on pods when the layout changes: kubelets then sync the volume at once instead of within their period."""
 
 VICTIM_COST = "-1000"
+
+
+@dataclass(frozen=True)
+class Applied:
+    """What was found while the children were applied."""
+
+    edits: tuple[str, ...] = ()
+    """What somebody else had edited and was restored, in words."""
+    held: tuple[str, ...] = ()
+    """Workloads whose new template waits, by kind and name."""
 
 
 class Actions:
@@ -47,9 +60,15 @@ class Actions:
         self._untouched: dict[str, int] = {}
         """Layout generation that pods are still to be told of, by uid."""
 
-    async def apply_children(self, job: RLJob, split: Split, targets: Targets) -> tuple[str, ...]:
-        """Brings workloads and Services to their desired state; returns what somebody else had edited, in words."""
+    async def apply_children(
+        self, job: RLJob, split: Split, targets: Targets, *, hold_templates: bool = False
+    ) -> Applied:
+        """Brings workloads and Services to their desired state.
+
+        With ``hold_templates`` a workload whose pods would be rolled keeps its template for now, and is only scaled.
+        """
         edits: list[str] = []
+        held: list[str] = []
         workloads = (
             children.sampler_workload(job, split, targets.samplers),
             children.trainer_workload(job, split, targets.trainers),
@@ -58,13 +77,53 @@ class Actions:
             kind, name = desired["kind"], desired["metadata"]["name"]
             live = self._view.child(self._uid, kind, name)
             if live is not None:
-                if not children.workload_differs(live, desired):
+                differing = children.workload_differs(live, desired)
+                if not differing:
                     continue
                 edited = children.edited_fields(live, desired)
                 if edited:
                     edits.append(f"{kind} {name}: {', '.join(edited)}")
+                elif hold_templates and any(path.startswith("spec.template") for path in differing):
+                    held.append(f"{kind} {name}")
+                    await self._scale(desired, live, int(desired["spec"]["replicas"]))
+                    continue
             await self._apply(desired, live)
-        return tuple(edits)
+        return Applied(tuple(edits), tuple(held))
+
+    async def strangers(self, job: RLJob, split: Split) -> list[Json]:
+        """The objects that have the names of the job's children and are none of its own."""
+        found = []
+        for wished in (
+            children.layout_config_map(job, ""),
+            *children.services(job),
+            children.sampler_workload(job, split, 0),
+            children.trainer_workload(job, split, 0),
+        ):
+            meta = wished["metadata"]
+            obj = await self._cluster.get(resource_of(wished), meta["namespace"], meta["name"])
+            if obj is not None and not owned_by(obj, self._uid):
+                found.append(obj)
+        return found
+
+    async def scale(self, job: RLJob, workloads: Workloads, targets: Targets, *, down_only: bool = False) -> None:
+        """Gives the workloads that are there these numbers of pods and changes nothing else of them.
+
+        What frees GPUs must not hang on a template that can't be applied any more.
+        """
+        kinds = ("Deployment", job.spec.trainer.kind.value)
+        wanted = (targets.samplers, targets.trainers)
+        for live, kind, replicas in zip(workloads, kinds, wanted, strict=True):
+            if live is not None and not (down_only and replicas > int(live["spec"].get("replicas", 1))):
+                await self._scale({"apiVersion": "apps/v1", "kind": kind, "metadata": live["metadata"]}, live, replicas)
+
+    async def _scale(self, obj: Json, live: Json, replicas: int) -> None:
+        latest = self._latest(obj, live)
+        if latest is None or int(latest["spec"].get("replicas", 1)) == replicas:
+            return
+        meta = obj["metadata"]
+        patch = {"metadata": preconditions(latest), "spec": {"replicas": replicas}}
+        written = await self._cluster.merge(resource_of(obj), meta["namespace"], meta["name"], patch)
+        self._written[obj["kind"], meta["name"]] = written
 
     async def apply_companion(self, desired: Json) -> str | None:
         """Brings an object that is no part of the split to its desired state; returns what somebody else had edited, in words."""
@@ -245,9 +304,7 @@ class Actions:
     async def _apply(self, desired: Json, live: Json | None) -> Json:
         """Applies a child over the version that was compared, or creates it where there was none."""
         key = (desired["kind"], desired["metadata"]["name"])
-        mine = self._written.get(key)
-        if live is not None and mine is not None and version_of(mine) > version_of(live):
-            live = mine
+        live = self._latest(desired, live)
         try:
             written = await self._cluster.apply(_on(desired, live))
         except ClusterError as error:
@@ -256,10 +313,19 @@ class Actions:
             found = await self._cluster.get(resource_of(desired), desired["metadata"]["namespace"], key[1])
             if found is None or held_by_another(found, self._view.token):
                 raise
-            # The view has not shown it yet, or it is none of ours: then the API server says so.
+            if not owned_by(found, self._uid):
+                raise taken([found]) from error
+            # The view has not shown it yet.
             written = await self._cluster.apply(_on(desired, found))
         self._written[key] = written
         return written
+
+    def _latest(self, obj: Json, live: Json | None) -> Json | None:
+        """The newer of what the view shows and what this process wrote last."""
+        mine = self._written.get((obj["kind"], obj["metadata"]["name"]))
+        if live is not None and mine is not None and version_of(mine) > version_of(live):
+            return mine
+        return live
 
     async def _patch_pod(self, pod: Json, annotations: Json) -> bool:
         """Annotates a pod as it was read; False if it has changed since. A pod that is gone is fine."""

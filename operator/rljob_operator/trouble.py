@@ -7,7 +7,7 @@ status may be the very thing that can't be read.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pydantic import ValidationError
@@ -21,11 +21,32 @@ NAME_TAKEN = "NameTaken"
 """Reason of ``Planned`` while the name of a child belongs to another object; every job made anew in haste passes through it."""
 
 
+def owned_by(obj: Mapping[str, Any], uid: str) -> bool:
+    """Whether the job with ``uid`` controls an object."""
+    owners = obj["metadata"].get("ownerReferences") or ()
+    return any(owner.get("uid") == uid and owner.get("controller") for owner in owners)
+
+
+def taken(strangers: Iterable[Mapping[str, Any]]) -> ClusterError:
+    """The refusal to take over objects of somebody else that have the names of children."""
+    return ClusterError(422, NAME_TAKEN, ", ".join(_whose(obj) for obj in strangers))
+
+
+def _whose(obj: Mapping[str, Any]) -> str:
+    owners = [
+        f"{o.get('kind')} {o.get('name')}, uid {o.get('uid')}" for o in obj["metadata"].get("ownerReferences") or ()
+    ]
+    name = f"{obj.get('kind', 'object')} {obj['metadata']['name']}"
+    return f"{name} (of {'; '.join(owners)})" if owners else f"{name} (of no owner)"
+
+
 def in_the_way(error: ClusterError) -> bool:
-    """Whether a child is refused since an object of that name is there that can't become it.
+    """Whether a child is refused since an object of that name is there that is none of the job's, or can't become it.
 
     A selector never changes, and two controllers own nothing together.
     """
+    if error.reason == NAME_TAKEN:
+        return True
     return "field is immutable" in error.message or "Controller set to true" in error.message
 
 
