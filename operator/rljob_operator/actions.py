@@ -16,6 +16,7 @@ from typing import Any
 
 from rljob_operator import children, gate
 from rljob_operator.cluster import EVENTS, PODS, Api, ClusterError, Json, preconditions, resource_of, version_of
+from rljob_operator.drift import APPLIED_ANNOTATION
 from rljob_operator.fence import held_by_another
 from rljob_operator.layout import LAYOUT_FILE
 from rljob_operator.lifecycle import Workloads
@@ -57,6 +58,8 @@ class Actions:
         self._layout_version = 0
         self._written: dict[tuple[str, str], Json] = {}
         """Children as this process wrote them last, by kind and name."""
+        self._alike: dict[tuple[str, str], tuple[str, str]] = {}
+        """Version of a child and digest of the desired state that were compared last and did not differ, by kind and name."""
         self._untouched: dict[str, int] = {}
         """Layout generation that pods are still to be told of, by uid."""
 
@@ -77,8 +80,16 @@ class Actions:
             kind, name = desired["kind"], desired["metadata"]["name"]
             live = self._view.child(self._uid, kind, name)
             if live is not None:
+                # Comparing is most of an idle pass, and the same two compare the same again.
+                pair = (
+                    str(live["metadata"]["resourceVersion"]),
+                    desired["metadata"]["annotations"][APPLIED_ANNOTATION],
+                )
+                if self._alike.get((kind, name)) == pair:
+                    continue
                 differing = children.workload_differs(live, desired)
                 if not differing:
+                    self._alike[kind, name] = pair
                     continue
                 edited = children.edited_fields(live, desired)
                 if edited:
