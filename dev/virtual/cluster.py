@@ -15,7 +15,7 @@ from typing import Any
 
 from dev.virtual.clock import VirtualClock
 from dev.virtual.machines import Machines, Pace
-from dev.virtual.store import Json, Store
+from dev.virtual.store import Json, Store, conflict
 from dev.virtual.workloads import Workloads
 from rljob_operator.cluster import FIELD_MANAGER, ClusterError, Resource, resource_of
 
@@ -45,6 +45,9 @@ SWIFT = Passage()
 
 Passages = Callable[[str, str, str], Passage]
 """What becomes of a request, by its verb (``get``, ``list``, ``apply``, ``create``, ``merge``, ``put_status``, ``delete``), plural and name."""
+
+
+OnWrite = Callable[["Connection", Callable[[], Json], float, dict[str, float]], Json]
 
 
 class VirtualCluster:
@@ -109,8 +112,9 @@ class Connection:
         """Requests sent, by verb."""
         self.read_job_s: dict[str, float] = {}
         """When the client was last told the RLJob of a uid as it then was."""
-        self.on_write: Callable[[Connection, Callable[[], Json]], Json] = _plainly
-        """Called with every write that the server acts on, for those who judge it."""
+        self.on_write: OnWrite = _plainly
+        """Called with every write that the server acts on, for those who judge it: the connection, the write, when it was sent,
+        and what ``read_job_s`` was then."""
         self._cluster = cluster
         self._store = cluster.store
         self._clock = cluster.clock
@@ -136,9 +140,18 @@ class Connection:
         return found
 
     async def apply(self, obj: Json, *, dry_run: bool = False) -> Json:
-        """Server-side apply under the operator's field manager, with force."""
-        plural = resource_of(obj).plural
-        write = lambda: self._store.apply(plural, obj, FIELD_MANAGER)  # noqa: E731
+        """Server-side apply under the operator's field manager, with force.
+
+        Without a resourceVersion it creates, and a 409 says that the object is there.
+        """
+        plural, meta = resource_of(obj).plural, obj["metadata"]
+
+        def write() -> Json:
+            there = self._store.get(plural, meta["namespace"], meta["name"]) is not None
+            if there and "resourceVersion" not in meta:
+                raise conflict(plural, meta["name"], "the object is there already")
+            return self._store.apply(plural, obj, FIELD_MANAGER)
+
         return await self._write("apply", plural, obj["metadata"]["name"], (lambda: obj) if dry_run else write)
 
     async def create(self, resource: Resource, namespace: str, obj: Json, *, dry_run: bool = False) -> Json:
@@ -181,7 +194,16 @@ class Connection:
                 raise
 
     async def _write(self, verb: str, plural: str, name: str, write: Callable[[], Json]) -> Json:
-        answer: Json = await self._send(verb, plural, name, lambda: self.on_write(self, write))
+        sent_s, known = self._clock.now_s, dict(self.read_job_s)
+
+        def audited() -> Json:
+            answer = self.on_write(self, write, sent_s, known)
+            if plural == "rljobs" and answer:
+                # The answer to a write shows the object as it is, which is as good as a read.
+                self.read_job_s[answer["metadata"]["uid"]] = self._clock.now_s
+            return answer
+
+        answer: Json = await self._send(verb, plural, name, audited)
         return answer
 
     async def _send(self, verb: str, plural: str, name: str, act: Callable[[], Any]) -> Any:
@@ -207,7 +229,7 @@ class Connection:
         return answer
 
 
-def _plainly(_connection: Connection, write: Callable[[], Json]) -> Json:
+def _plainly(_connection: Connection, write: Callable[[], Json], _sent_s: float, _known: dict[str, float]) -> Json:
     return write()
 
 

@@ -19,6 +19,7 @@ from dev.virtual.watching import Lag, Watching
 from rljob_operator.cluster import ClusterError
 from rljob_operator.config import Config
 from rljob_operator.edges import Edges, Observe, Question
+from rljob_operator.fence import Fence, Fenced
 from rljob_operator.metrics import OperatorMetrics
 from rljob_operator.readings import SamplerTelemetry, Telemetry
 from rljob_operator.reconcile import Reconciler
@@ -29,6 +30,9 @@ BURST_S = 0.2
 
 PROMETHEUS = "http://prometheus.monitoring.svc:9090"
 """Where the operator is told to ask for metrics; nobody is there, ``observe`` answers."""
+
+FREED_S = 0.5
+"""How long events that free GPUs are gathered before the jobs that wait for some are woken."""
 
 logger = logging.getLogger("rljob_operator")
 
@@ -81,6 +85,7 @@ class VirtualOperator:
         self._lag = lag
         self._jobs: dict[str, _Job] = {}
         self._watching: Watching | None = None
+        self._freed = False
         clock = cluster.clock
 
         async def here(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
@@ -127,10 +132,27 @@ class VirtualOperator:
             for job in self._jobs.values():
                 if job.namespace == meta["namespace"]:
                     job.wake.set()
-        elif plural in ("pods", "deployments", "statefulsets", "configmaps", "services"):
+        elif plural == "nodes":
+            self._wake_waiting()
+        else:
             found = self._jobs.get((meta.get("labels") or {}).get("rljob.dev/uid", ""))
-            if found is not None:
+            if found is not None and plural != "replicasets":
                 found.wake.set()
+            ended = plural == "pods" and (obj.get("status") or {}).get("phase") in ("Succeeded", "Failed")
+            if plural == "pods" and obj["spec"].get("nodeName") and (event == "DELETED" or ended):
+                self._wake_waiting()
+
+    def _wake_waiting(self) -> None:
+        """Wakes the jobs that wait for GPUs, once for a burst of events that free some."""
+        if not self._freed:
+            self._freed = True
+            self.cluster.clock.after(FREED_S, self._wake_waiting_now)
+
+    def _wake_waiting_now(self) -> None:
+        self._freed = False
+        for uid in () if self._watching is None else tuple(self._watching.view.waiting):
+            if uid in self._jobs:
+                self._jobs[uid].wake.set()
 
     def _job_seen(self, event: str, obj: Json) -> None:
         meta = obj["metadata"]
@@ -140,8 +162,10 @@ class VirtualOperator:
             if job is not None and job.task is not None:
                 job.task.cancel()
             self.metrics.forget(meta["namespace"], meta["name"])
-            for other in self._jobs.values():
-                other.wake.set()
+            if self._watching is not None:
+                self._watching.view.waiting.discard(meta["uid"])
+                self._watching.view.promises.withdrawn(meta["uid"])
+            self._wake_waiting()
         elif job is None:
             self._start_job(obj)
         elif job.generation != meta["generation"]:
@@ -158,7 +182,8 @@ class VirtualOperator:
         assert self._watching is not None
         clock = self.cluster.clock
         reconciler = Reconciler(
-            cluster=self.connection,
+            # As in production: what writes without saying what it has read is a mistake.
+            cluster=Fenced(self.connection, Fence()),
             edges=self._edges,
             view=self._watching.view,
             config=self._config,

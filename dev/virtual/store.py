@@ -1,14 +1,13 @@
 """The API server's store: objects with resource versions, the ways to write them, and what a watch sees of it.
 
 An object in the store is never changed in place: each write puts a new value, so that what a reader or a watch was handed
-stays what it was. A write that changes nothing makes no new version and wakes nobody, as in etcd behind a real API server.
+stays what it was. What a client writes is kept as it is handed over, so clients don't change it afterwards either. A write that changes nothing makes no new version and wakes nobody, as in etcd behind a real API server.
 Deletion has two shapes: most objects vanish, a pod on a node first gets its deletionTimestamp; that rule is the pods'
 (``machines``), which the store asks through ``graceful``.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -130,7 +129,7 @@ class Store:
         if plural in _WITH_GENERATION:
             meta["generation"] = 1
         api_version, kind = KINDS[plural]
-        new = {"apiVersion": api_version, "kind": kind, **copy.deepcopy(dict(obj)), "metadata": meta}
+        new = {"apiVersion": api_version, "kind": kind, **obj, "metadata": meta}
         return self._put(plural, key, new, "ADDED")
 
     def replace(self, plural: str, obj: Json) -> Json:
@@ -152,7 +151,7 @@ class Store:
         """Replaces the status alone; the resourceVersion of ``obj`` must be the present one if it has any."""
         old = self._present(plural, namespace, name)
         self._preconditions(plural, old, obj["metadata"])
-        return self._update(plural, (namespace or "", name), old, {**old, "status": copy.deepcopy(obj.get("status"))})
+        return self._update(plural, (namespace or "", name), old, {**old, "status": obj.get("status")})
 
     def apply(self, plural: str, obj: Mapping[str, Any], manager: str) -> Json:
         """Server-side apply with force: sets what ``obj`` says, removes what the manager had set and says no more.
@@ -162,7 +161,7 @@ class Store:
         """
         meta = obj["metadata"]
         key = (meta.get("namespace", ""), meta["name"])
-        wished = {**copy.deepcopy(dict(obj)), "metadata": _without_version(meta)}
+        wished = {**obj, "metadata": _without_version(meta)}
         old = self._objects[plural].get(key)
         if old is None:
             if meta.get("uid") or meta.get("resourceVersion"):
@@ -267,7 +266,7 @@ class Store:
 def merged(target: Any, patch: Any) -> Any:
     """RFC 7386: objects merge, null removes, everything else replaces."""
     if not isinstance(patch, Mapping):
-        return copy.deepcopy(patch)
+        return patch
     result = dict(target) if isinstance(target, Mapping) else {}
     for key, value in patch.items():
         if value is None:

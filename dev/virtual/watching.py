@@ -1,6 +1,6 @@
 """What an operator has seen of the cluster: indexes that follow the watches, each kind in order, some time late.
 
-The same keys and the same trimmed pods as the operator's own indexes, filled with what is there when the operator starts.
+The same keys and the same parts of objects as in the operator's own indexes, filled with what is there when the operator starts.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 from dev.virtual.cluster import VirtualCluster
 from dev.virtual.store import Json
-from rljob_operator.fleet import trimmed
+from rljob_operator import kept
 from rljob_operator.view import View
 
 Lag = Callable[[str], float]
@@ -93,7 +93,13 @@ class Watching:
         self._merged = _Merged(self._children)
         self.closed = False
         """One that is closed follows no more."""
-        self.view = View(children=self._merged, **self._indexes)
+        self.view = View(
+            pods=self._indexes["pods"],
+            nodes=self._indexes["nodes"],
+            quotas=self._indexes["quotas"],
+            jobs=self._indexes["jobs"],
+            children=self._merged,
+        )
         """The indexes, as a pass reads them."""
         for plural in ("nodes", "resourcequotas", *_CHILDREN, "pods", "rljobs"):
             for obj in cluster.store.all(plural):
@@ -123,11 +129,12 @@ class Watching:
         meta = obj["metadata"]
         place = (meta.get("namespace", ""), meta["name"])
         labels = meta.get("labels") or {}
-        index, key, kept = None, None, obj
+        index, key, remembered = None, None, obj
         if plural == "pods":
-            index, key, kept = self._indexes["pods"], labels.get(_UID, ""), trimmed(obj)
+            index, key, remembered = self._indexes["pods"], labels.get(_UID, ""), kept.pod(obj)
+            self.view.pods_changed()
         elif plural == "nodes":
-            index, key = self._indexes["nodes"], meta["name"]
+            index, key, remembered = self._indexes["nodes"], meta["name"], kept.node(obj)
         elif plural == "resourcequotas":
             index, key = self._indexes["quotas"], place[0]
         elif plural == "rljobs":
@@ -139,7 +146,7 @@ class Watching:
         if event == "DELETED":
             index.drop(place)
         else:
-            index.put(key, place, kept)
+            index.put(key, place, remembered)
 
 
 class _Merged:
