@@ -310,13 +310,18 @@ class Outlook:
         return with_replicas(after, max(kept, after.samplers.replicas), after.trainers.replicas)
 
     def cost_s(self, after: Split) -> float:
-        """What a move to ``after`` costs, in seconds of lost progress: as measured, else as the caller says, else estimated."""
+        """What a move to ``after`` costs, in seconds of lost progress: as measured, else as the caller says, else estimated.
+
+        A measured cost counts the steps that were made meanwhile at the pace of before, so that it is off by up to a period either
+        way; it is not believed to be less than half of what the phases alone say.
+        """
         situation = self._situation
-        if situation.moves.cost_seconds is not None:
-            return situation.moves.cost_seconds
-        if situation.move_cost_prior_s is not None:
+        if situation.moves.cost_seconds is None and situation.move_cost_prior_s is not None:
             return situation.move_cost_prior_s
-        return lost_s(situation.moves, situation.split, after, self.move_s, self.observed_period_s)
+        estimated_s = lost_s(situation.moves, situation.split, after, self.move_s, self.observed_period_s)
+        if situation.moves.cost_seconds is None:
+            return estimated_s
+        return max(situation.moves.cost_seconds, 0.5 * estimated_s)
 
     def saving_s(self, gain: float) -> float | None:
         """Seconds that a gain saves over the remaining steps, None if those are unknown."""

@@ -9,8 +9,8 @@ Where they are larger, readings are no independent ones: the error of the averag
 
 The average is the plain mean of all that was seen, so that its error falls as 1/√n while nothing changes: a stationary job becomes
 ever calmer. Beside it runs one over the latest readings alone. When the two differ by more than noise explains, the speed has
-changed (a node slows down, sequences outgrow what the model knows), and the average starts anew from the recent one. One outlier
-among many readings is not enough for that, and a steady drift is followed in small resets.
+changed (a node slows down, sequences outgrow what the model knows), and the average starts anew from the recent one. A step
+that is an outlier is no more than a part of a window and not enough for that; a steady drift is followed in small resets.
 """
 
 from __future__ import annotations
