@@ -91,7 +91,10 @@ class Acting:
     async def _lift(self, this: Pass, targets: Targets) -> None:
         """Lifts the gates that the status grants, then grants what there is room for: the next pass lifts it."""
         granted = this.before.grants
-        if granted and not await self._actions.lift_gates(this.job, this.gpu_resources, granted, this.pods):
+        # Lifts that the view shows already cost no question.
+        if gate.unlifted_grants(this.pods, granted) and not await self._actions.lift_gates(
+            this.job, this.gpu_resources, granted
+        ):
             this.soon(SOON_S)
         # The view wakes the job when GPUs come free; asking the API server until then would only load it.
         if self._actions.liftable(this.job, targets, this.gpu_resources, this.pods, granted):

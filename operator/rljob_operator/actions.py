@@ -238,19 +238,19 @@ class Actions:
         names = set(self.liftable(job, targets, gpu_resources, pods, waiting))
         return (*waiting, *(gate.uid_of(pod) for pod in pods if gate.name_of(pod) in names))
 
-    async def lift_gates(
-        self, job: RLJob, gpu_resources: Collection[str], granted: Collection[str], pods: Iterable[Json]
-    ) -> bool:
-        """Lifts the gates that were granted, by the pods as the view shows them; False while some are still to be lifted.
+    async def lift_gates(self, job: RLJob, gpu_resources: Collection[str], granted: Collection[str]) -> bool:
+        """Lifts the gates that were granted; False while some are still to be lifted.
 
-        A grant is room already given, so that it matters little when it is used. Only a budget that was lowered since holds it back.
+        A grant is room already given, so that it matters little when it is used. Only a budget that was lowered since holds all of them
+        back until what was granted fits it again. That is counted by the API server's word: a view that lags shows room where a lift
+        of a moment ago has taken it, and any of the grants may be used at this moment by a request that is still on its way.
         """
-        pods = tuple(pods)
-        room = job.spec.gpus - gate.held_gpus(pods, gpu_resources)
+        pods = await self._cluster.list(PODS, str(job.metadata["namespace"]), f"{gate.UID_LABEL}={self._uid}")
         waiting = set(gate.unlifted_grants(pods, granted))
+        if gate.committed_gpus(pods, gpu_resources, granted) > job.spec.gpus:
+            return False
         for pod in pods:
-            gpus = gate.pod_gpus(pod, gpu_resources)
-            if gate.uid_of(pod) not in waiting or gate.is_terminating(pod) or gate.is_terminal(pod) or gpus > room:
+            if gate.uid_of(pod) not in waiting or gate.is_terminating(pod) or gate.is_terminal(pod):
                 continue
             meta = pod["metadata"]
             try:
@@ -261,7 +261,6 @@ class Actions:
                 logger.info("%s/%s changed before its gate was lifted", meta["namespace"], meta["name"])
             else:
                 waiting.discard(gate.uid_of(pod))
-                room -= gpus
         return not waiting
 
     async def try_pods(self, job: RLJob, split: Split) -> ClusterError | None:

@@ -110,6 +110,11 @@ def held_gpus(pods: Iterable[Pod], gpu_resource: str | Collection[str]) -> int:
     return sum(pod_gpus(pod, gpu_resource) for pod in pods if is_held(pod))
 
 
+def committed_gpus(pods: Iterable[Pod], gpu_resource: str | Collection[str], granted: Collection[str]) -> int:
+    """GPUs that the pods hold or may hold at any moment, since the lift of their gates has been granted (by pod uid)."""
+    return sum(pod_gpus(pod, gpu_resource) for pod in pods if is_held(pod) or _is_promised(pod, granted))
+
+
 def pods_to_lift(
     pods: Iterable[Pod],
     *,
@@ -132,11 +137,10 @@ def pods_to_lift(
     whole, so once the terminating pods are gone there is room for the wide one. Nobody starves.
     """
     pods = tuple(pods)
-    promised = [pod for pod in pods if not is_held(pod) and not is_terminal(pod) and uid_of(pod) in granted]
-    room = budget - held_gpus(pods, gpu_resource) - sum(pod_gpus(pod, gpu_resource) for pod in promised)
+    room = budget - committed_gpus(pods, gpu_resource, granted)
     live: dict[str, int] = {}
-    for pod in (*(pod for pod in pods if is_held(pod)), *promised):
-        if not is_terminating(pod):
+    for pod in pods:
+        if (is_held(pod) or _is_promised(pod, granted)) and not is_terminating(pod):
             live[role_of(pod)] = live.get(role_of(pod), 0) + 1
     waiting = [
         p
@@ -178,6 +182,10 @@ def unlifted_grants(pods: Iterable[Pod], granted: Iterable[str]) -> tuple[str, .
     """
     gated = {uid_of(pod) for pod in pods if is_gated(pod)}
     return tuple(uid for uid in granted if uid in gated)
+
+
+def _is_promised(pod: Pod, granted: Collection[str]) -> bool:
+    return not is_held(pod) and not is_terminal(pod) and uid_of(pod) in granted
 
 
 def _lift_order(pod: Pod) -> tuple[int, str, tuple[str | int, ...]]:
