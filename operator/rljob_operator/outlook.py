@@ -33,7 +33,7 @@ LOOK_STEPS = 40
 SHAPE_ERROR = 0.05
 """What the model may be wrong about a side that nobody has seen so large or so small, for each unit of ln(its size)."""
 
-COMPARED_STEPS = 320
+COMPARED_STEPS = 240
 """Steps of the two simulations that settle what a move would gain."""
 
 SUPPOSED_STEPS = 48
@@ -239,7 +239,7 @@ class Outlook:
 
     def _slopes(self, before: Split, after: Split) -> Slopes:
         return self._remembered.answer(
-            ("slopes", before.model_dump_json(), after.model_dump_json()), lambda: self._sloping(before, after)
+            ("slopes", _shape(before), _shape(after)), lambda: self._sloping(before, after), rough=True
         )
 
     def _sloping(self, before: Split, after: Split) -> Slopes:
@@ -345,6 +345,10 @@ SPREAD_ERROR, TURN_ERROR = 0.03, 0.04
 def _change(before: int, after: int) -> float:
     """|ln| of what a side grows or shrinks by."""
     return abs(math.log(after / before)) if before > 0 and after > 0 else 1.0
+
+
+def _shape(split: Split) -> tuple[int, int]:
+    return split.samplers.replicas, split.trainers.replicas
 
 
 def _short(value: float) -> float:

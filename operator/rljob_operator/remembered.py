@@ -4,7 +4,8 @@ A decision is due every minute, for hundreds of jobs in one operator, and most o
 planner costs some tenths of a second of a core; comparing a handful of numbers costs nothing. So answers are kept with the inputs that
 they rest on, and hold while each input has moved by less than half of its own standard error (within 0.3 % and 2 %): a
 change that nobody could tell from noise. Everything else that a plan rests on, such as the spec or the nodes, has to be the same. What
-is uncertain about a gain is never kept, only the slopes that it follows from, since uncertainty shrinks while inputs stay.
+is uncertain about a gain is never kept, only the slopes that it follows from, since uncertainty shrinks while inputs stay. Slopes
+themselves change slowly, and hold while inputs stay within a tenth.
 
 It is a cache and no state: an operator that forgets it decides the same, only more slowly.
 """
@@ -24,6 +25,9 @@ MOVED = 0.5
 LEAST_MOVE, MOST_MOVE = 0.003, 0.02
 """Whatever the error, a move of a logarithm by less than the first is none, and one by more than the second is one."""
 
+ROUGH_MOVE = 0.1
+"""Move of a logarithm up to which slopes hold."""
+
 
 @dataclass(frozen=True)
 class Inputs:
@@ -35,6 +39,12 @@ class Inputs:
     """Logarithms of the numbers that may move a little."""
     errors: tuple[float, ...]
     """Their standard errors."""
+
+    def about_like(self, other: Inputs) -> bool:
+        """Whether slopes at these inputs do for others: they change slowly."""
+        if self.same != other.same or len(self.logarithms) != len(other.logarithms):
+            return False
+        return all(abs(a - b) <= ROUGH_MOVE for a, b in zip(self.logarithms, other.logarithms, strict=True))
 
     def near(self, other: Inputs) -> bool:
         """Whether answers for these inputs do for others."""
@@ -54,6 +64,9 @@ class Remembered:
     basis: object = None
     """The very values that the answers rest on: further questions are asked about the same, so that answers can be compared."""
     answers: dict[Hashable, object] = field(default_factory=dict)
+    rough_inputs: Inputs | None = None
+    rough_answers: dict[Hashable, object] = field(default_factory=dict)
+    """Answers that hold for longer: how periods hang on inputs."""
     asked: int = 0
     """Questions that the planner had to answer."""
     spared: int = 0
@@ -64,14 +77,20 @@ class Remembered:
         if self.inputs is not None and self.inputs.near(inputs) and isinstance(self.basis, type(basis)):
             return self.basis
         self.inputs, self.basis, self.answers = inputs, basis, {}
+        if self.rough_inputs is None or not self.rough_inputs.about_like(inputs):
+            self.rough_inputs, self.rough_answers = inputs, {}
         return basis
 
-    def answer(self, question: Hashable, ask: Callable[[], Answer]) -> Answer:
-        """The answer to a question; ``ask`` finds it if it is not known. Errors that it raises are not kept."""
-        if question in self.answers:
+    def answer(self, question: Hashable, ask: Callable[[], Answer], *, rough: bool = False) -> Answer:
+        """The answer to a question; ``ask`` finds it if it is not known. Errors that it raises are not kept.
+
+        ``rough`` answers hold while inputs stay within a tenth.
+        """
+        known = self.rough_answers if rough else self.answers
+        if question in known:
             self.spared += 1
-            return cast(Answer, self.answers[question])
+            return cast(Answer, known[question])
         self.asked += 1
         found = ask()
-        self.answers[question] = found
+        known[question] = found
         return found
