@@ -1,7 +1,7 @@
 """A real Kubernetes control plane for development and tests, built from Go modules.
 
 See ``plane`` for starting one, ``nodes`` for its GPU nodes, ``stages`` for how their pods live, ``prometheus`` for a
-real Prometheus beside it, and ``python -m dev.controlplane --help`` for the shell.
+real Prometheus beside it, ``proxy`` for one that does harm to its clients, and ``python -m dev.controlplane --help`` for the shell.
 """
 
 from dev.controlplane.build import BuildError, ensure_built

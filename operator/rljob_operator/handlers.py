@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import time
 from collections.abc import Mapping
@@ -339,7 +340,11 @@ def run(config: Config) -> None:
     kopf.configure(verbose=False)
     for noisy in ("aiohttp.access", "kopf.objects"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
-    asyncio.run(_serve(config))
+    with asyncio.Runner() as runner:
+        runner.run(_serve(config))
+        # A plan that a thread computes can't be cut off, and everything that ends in order would wait for it.
+        logging.shutdown()
+        os._exit(0)
 
 
 async def _serve(config: Config) -> None:

@@ -52,7 +52,15 @@ def install(plane: ControlPlane) -> Path:
         "subjects": [{"kind": "ServiceAccount", "name": ACCOUNT, "namespace": SYSTEM}],
     }
     account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": ACCOUNT, "namespace": SYSTEM}}
-    plane.apply(yaml.safe_dump_all([account, binding]))
+    role = yaml.safe_load((ROOT / "charts/rljob-operator/files/role.yaml").read_text())
+    role["metadata"]["namespace"] = SYSTEM
+    role_binding = {
+        **binding,
+        "kind": "RoleBinding",
+        "metadata": {"name": role["metadata"]["name"], "namespace": SYSTEM},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": role["metadata"]["name"]},
+    }
+    plane.apply(yaml.safe_dump_all([account, binding, role, role_binding]))
     return plane.service_account_kubeconfig(SYSTEM, ACCOUNT)
 
 
@@ -97,10 +105,29 @@ class Operator:
         self._process.kill()
         self._process.wait()
 
+    def pause(self) -> None:
+        """Stops it where it stands, as a machine that swaps or is moved does; ``resume`` lets it go on."""
+        self._send(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Lets it go on."""
+        self._send(signal.SIGCONT)
+
+    def terminate(self) -> int:
+        """Asks it to stop and waits for that; returns its exit code."""
+        self._send(signal.SIGTERM)
+        assert self._process is not None
+        return self._process.wait(timeout=30)
+
+    def _send(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+
     def stop(self) -> None:
         """Stops it in order."""
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
+            self._process.send_signal(signal.SIGCONT)
             try:
                 self._process.wait(timeout=15)
             except subprocess.TimeoutExpired:
@@ -127,11 +154,24 @@ class Recorder:
         self._thread.start()
 
     def _follow(self) -> None:
+        version = None
         while not self._stop.is_set():
-            stream = watch.Watch()
-            with contextlib.suppress(Exception):
-                for event in stream.stream(self._api.list_namespaced_pod, self._namespace, timeout_seconds=5):
+            try:
+                if version is None:
+                    # What went unseen must not be counted for ever.
+                    found = self._api.list_namespaced_pod(self._namespace, _preload_content=False)
+                    listing = json.loads(found.data)
+                    self._pods = {p["metadata"]["uid"]: p for p in listing["items"]}
+                    self._note()
+                    version = listing["metadata"]["resourceVersion"]
+                stream = watch.Watch()
+                for event in stream.stream(
+                    self._api.list_namespaced_pod, self._namespace, resource_version=version, timeout_seconds=5
+                ):
                     self._see(event["type"], event["raw_object"])
+                version = stream.resource_version
+            except Exception:
+                version = None
 
     def _see(self, kind: str, pod: Json) -> None:
         uid = pod["metadata"]["uid"]
@@ -139,6 +179,9 @@ class Recorder:
             self._pods.pop(uid, None)
         else:
             self._pods[uid] = pod
+        self._note()
+
+    def _note(self) -> None:
         held = sum(_gpus(p) for p in self._pods.values() if _held(p))
         self.peak = max(self.peak, held)
         self.history.append((time.time(), held))
@@ -154,7 +197,8 @@ def _gpus(pod: Json) -> int:
 
 def _held(pod: Json) -> bool:
     gated = any(g["name"] == "rljob.dev/budget" for g in pod["spec"].get("schedulingGates") or ())
-    ended = pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
+    terminating = pod["metadata"].get("deletionTimestamp") is not None
+    ended = pod.get("status", {}).get("phase") in ("Succeeded", "Failed") and not terminating
     return (pod["spec"].get("nodeName") is not None or not gated) and not ended
 
 
@@ -198,8 +242,8 @@ class Rig:
         self.prometheus = found
         return found
 
-    def start_operator(self, **env: str) -> Operator:
-        """The operator, with deadlines and ticks that suit a test."""
+    def start_operator(self, name: str = "operator", kubeconfig: Path | None = None, **env: str) -> Operator:
+        """The operator, with deadlines and ticks that suit a test; one of several goes by its ``name``."""
         quick = {
             "RLJOB_OPERATOR_MOVE_TICK": "500ms",
             "RLJOB_OPERATOR_IDLE_TICK": "2s",
@@ -211,7 +255,7 @@ class Rig:
         }
         if self.prometheus is not None:
             quick["RLJOB_OPERATOR_PROMETHEUS_URL"] = self.prometheus.url
-        self.operator = Operator(self._kubeconfig, self._folder / "operator.log", {**quick, **env})
+        self.operator = Operator(kubeconfig or self._kubeconfig, self._folder / f"{name}.log", {**quick, **env})
         self._stack.callback(self.operator.stop)
         self.operator.start()
         return self.operator
