@@ -25,9 +25,9 @@ from rljob_planner.api.profile import MOST_RUNS, ProfileRun, ProfileSubject, RLJ
 from rljob_planner.api.spec import RLJob, RLJobSpec
 from rljob_planner.api.status import DecodeConstants, LearnedStatus, RLJobStatus
 from rljob_planner.api.workload import ResponseTokens
-from rljob_planner.calibrate import LEAST_FACTOR, MOST_FACTOR, Calibration
+from rljob_planner.calibrate import LEAST_FACTOR, MOST_FACTOR, UNMEASURED_ERROR, Calibration
 from rljob_planner.errors import PlanningError
-from rljob_planner.evidence import assumed
+from rljob_planner.evidence import Evidence, assumed
 from rljob_planner.hardware import DecodeEfficiency
 from rljob_planner.job import lengths_of, model_of
 
@@ -94,7 +94,7 @@ def _digest(value: Any) -> str:
 def run_of(job: RLJob, status: RLJobStatus, ended_at: str) -> ProfileRun | None:
     """What a run that is complete leaves behind; None if it measured too little."""
     calibration, split, observed = status.calibration, status.split, status.observed
-    if calibration is None or split is None or calibration.observations < LEAST_OBSERVATIONS or calibration.pegged:
+    if calibration is None or split is None or calibration.observations < LEAST_OBSERVATIONS:
         return None
     return ProfileRun(
         job=str(job.metadata["name"]),
@@ -103,8 +103,8 @@ def run_of(job: RLJob, status: RLJobStatus, ended_at: str) -> ProfileRun | None:
         steps=job.spec.workload.steps,
         split=split.label(),
         sampler_gpus_per_replica=split.samplers.gpus_per_replica,
-        sampler_factor=calibration.sampler_factor,
-        trainer_factor=calibration.trainer_factor,
+        sampler_factor=_inside(calibration.sampler_factor),
+        trainer_factor=_inside(calibration.trainer_factor),
         residual=calibration.residual,
         observations=calibration.observations,
         moves=status.moves.moves,
@@ -114,6 +114,11 @@ def run_of(job: RLJob, status: RLJobStatus, ended_at: str) -> ProfileRun | None:
         period_seconds=None if observed is None else observed.period_seconds,
         lengths=status.lengths,
     )
+
+
+def _inside(factor: float) -> float | None:
+    """A factor that does not stand at its limit, where it says only that the model does not describe the job."""
+    return factor if LEAST_FACTOR < factor < MOST_FACTOR else None
 
 
 def with_run(earlier: RLJobProfile | None, subject: ProfileSubject, run: ProfileRun) -> RLJobProfileSpec:
@@ -143,10 +148,10 @@ class Lesson:
     """Name of the object."""
     jobs: tuple[str, ...]
     """The jobs whose runs it rests on, the newest last."""
-    sampler_factor: float
-    """Measured over predicted speed of the samplers."""
-    trainer_factor: float
-    """Measured over predicted speed of the trainers."""
+    sampler_factor: float | None
+    """Measured over predicted speed of the samplers; None if no run tells it."""
+    trainer_factor: float | None
+    """Measured over predicted speed of the trainers; None if no run tells it."""
     sampler_error: float
     """Standard error of the logarithm of the samplers' factor in another run."""
     trainer_error: float
@@ -167,10 +172,12 @@ class Lesson:
     def words(self) -> str:
         """The lesson as a source of a plan, for people."""
         runs = f"{len(self.jobs)} run{'' if len(self.jobs) == 1 else 's'}, the last {self.jobs[-1]}"
-        said = [
-            f"samplers {self.sampler_factor:.2f} ± {self.sampler_error * self.sampler_factor:.2f} and trainers "
-            f"{self.trainer_factor:.2f} ± {self.trainer_error * self.trainer_factor:.2f} times as fast as the model says"
-        ]
+        sides = (
+            ("samplers", self.sampler_factor, self.sampler_error),
+            ("trainers", self.trainer_factor, self.trainer_error),
+        )
+        factors = [f"{side} {f:.2f} ± {error * f:.2f}" for side, f, error in sides if f is not None]
+        said = [f"{' and '.join(factors)} times as fast as the model says"] if factors else []
         if self.start_tokens is not None:
             grown = "" if self.growth is None else f", ×{self.growth:.2g} by the end"
             said.append(f"responses of {self.start_tokens:,.0f} tokens at the start{grown}")
@@ -193,8 +200,8 @@ def lesson_of(profile: RLJobProfile, spec: RLJobSpec, now_s: float) -> Lesson:
             f"its newest run ended at {runs[-1].ended_at}, more than {OLD_DAYS} days ago" if runs else "it holds no run"
         )
         raise ValueError(why)
-    samplers, sampler_error = _averaged([run.sampler_factor for run in fresh])
-    trainers, trainer_error = _averaged([run.trainer_factor for run in fresh])
+    samplers, sampler_error = _known([run.sampler_factor for run in fresh])
+    trainers, trainer_error = _known([run.trainer_factor for run in fresh])
     width = spec.sampler.gpus_per_replica
     if width is not None and any(run.sampler_gpus_per_replica != width for run in fresh):
         sampler_error *= OTHER_WIDTH
@@ -222,13 +229,18 @@ def lesson_of(profile: RLJobProfile, spec: RLJobSpec, now_s: float) -> Lesson:
 
 def _believable(run: ProfileRun) -> bool:
     """Whether the numbers of a run can be: a profile is an object that anybody may edit."""
-    factors = all(LEAST_FACTOR <= f <= MOST_FACTOR for f in (run.sampler_factor, run.trainer_factor))
+    factors = all(f is None or LEAST_FACTOR <= f <= MOST_FACTOR for f in (run.sampler_factor, run.trainer_factor))
     lengths = all(math.isfinite(p.mean) and p.mean > 0 for p in run.lengths)
     try:
         epoch_s(run.ended_at)
     except ValueError:
         return False
     return factors and lengths and run.observations >= LEAST_OBSERVATIONS
+
+
+def _known(factors: Sequence[float | None]) -> tuple[float | None, float]:
+    known = [f for f in factors if f is not None]
+    return _averaged(known) if known else (None, UNMEASURED_ERROR)
 
 
 def _averaged(values: Sequence[float]) -> tuple[float, float]:
@@ -293,16 +305,21 @@ def calibration_of(lesson: Lesson, now_s: float, base: Calibration | None = None
 
     No observation of this run is behind it, so ``observations`` stays 0, and the first readings outweigh it.
     """
+    start = base or Calibration()
     return replace(
-        base or Calibration(),
-        sampler_factor=lesson.sampler_factor,
-        trainer_factor=lesson.trainer_factor,
+        start,
+        sampler_factor=lesson.sampler_factor or start.sampler_factor,
+        trainer_factor=lesson.trainer_factor or start.trainer_factor,
         residual=max(lesson.sampler_error, lesson.trainer_error),
-        sampler_evidence=assumed(lesson.sampler_factor, lesson.sampler_error, now_s),
-        trainer_evidence=assumed(lesson.trainer_factor, lesson.trainer_error, now_s),
+        sampler_evidence=_evidence(lesson.sampler_factor, lesson.sampler_error, now_s),
+        trainer_evidence=_evidence(lesson.trainer_factor, lesson.trainer_error, now_s),
         # What was measured in a running job holds without the allowance for what running costs a benchmark.
-        measured_on=None,
+        measured_on=start.measured_on if lesson.sampler_factor is None else None,
     )
+
+
+def _evidence(factor: float | None, error: float, now_s: float) -> Evidence | None:
+    return None if factor is None else assumed(factor, error, now_s)
 
 
 def learned_status(lesson: Lesson | None, config_map: str | None, measured: Calibration | None) -> LearnedStatus | None:

@@ -173,11 +173,24 @@ def test_a_run_without_moves_leaves_no_cost_of_one_that_it_was_told() -> None:
         {"calibration": None},
         {"calibration": CalibrationStatus(observations=0, sampler_factor=0.8)},
         {"calibration": CalibrationStatus(observations=2, sampler_factor=0.8)},
-        {"calibration": CalibrationStatus(observations=20, sampler_factor=2.0, pegged=True)},
     ],
 )
 def test_a_run_that_measured_too_little_leaves_nothing(changes: dict[str, Any]) -> None:
     assert profiles.run_of(job(), finished(**changes), "2026-01-01T00:00:00Z") is None
+
+
+def test_a_factor_at_its_limit_is_left_out_and_the_rest_is_kept() -> None:
+    pegged = CalibrationStatus(observations=20, sampler_factor=2.0, trainer_factor=1.25, pegged=True)
+    kept = profiles.run_of(job(), finished(calibration=pegged), timestamp(NOW_S))
+    assert kept is not None
+    assert (kept.sampler_factor, kept.trainer_factor) == (None, 1.25)
+    found = lesson(kept)
+    assert found.sampler_factor is None
+    assert "trainers 1.25" in found.words()
+    assert "samplers" not in found.words()
+    start = profiles.calibration_of(found, NOW_S)
+    assert (start.sampler_factor, start.sampler_evidence) == (1.0, None)
+    assert start.trainer_evidence is not None
 
 
 def test_the_last_runs_are_kept_each_once() -> None:

@@ -119,7 +119,8 @@ def _with_templates(job: Any) -> tuple[Any, list[str]]:
     lacking, roles = [], {}
     for role in ("sampler", "trainer"):
         given = spec.get(role)
-        if given is None or (isinstance(given, dict) and given.get("template") is None):
+        adopted = isinstance(given, dict) and given.get("targetRef") is not None
+        if given is None or (isinstance(given, dict) and given.get("template") is None and not adopted):
             roles[role] = (given or {}) | {"template": {"spec": {"containers": [{"name": role, "image": role}]}}}
             lacking.append(f"spec.{role}.template")
     return (job | {"spec": spec | roles} if roles else job), lacking

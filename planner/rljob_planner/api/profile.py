@@ -67,10 +67,12 @@ class ProfileRun(ApiModel):
     """The split that it ended with."""
     sampler_gpus_per_replica: int
     """Width of its sampler replicas: factors of another width are worth less."""
-    sampler_factor: float
-    """Measured over predicted speed of the samplers."""
-    trainer_factor: float
-    """Measured over predicted speed of the trainers."""
+    sampler_factor: float | None = Field(
+        default=None, description="Measured over predicted speed of the samplers; absent where it stood at its limit."
+    )
+    trainer_factor: float | None = Field(
+        default=None, description="Measured over predicted speed of the trainers; absent where it stood at its limit."
+    )
     residual: float | None = Field(default=None, description="Relative error that the calibrated model was left with.")
     observations: int
     """Measurements that the factors rest on."""
