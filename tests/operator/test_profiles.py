@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import math
+import time
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from typer.testing import CliRunner, Result
 
 from rljob_operator import profiles
+from rljob_operator.cli import app
 from rljob_operator.course import MOST_POINTS, lengths_so_far
 from rljob_operator.learning import profile_object
 from rljob_operator.readings import Reading
@@ -29,7 +35,7 @@ from rljob_planner.api.status import (
 from rljob_planner.calibrate import Calibration, MeasuredOn
 from rljob_planner.hardware import DecodeEfficiency, gpu
 from rljob_planner.job import lengths_of
-from tests.operator.objects import job, spec
+from tests.operator.objects import job, job_dict, spec
 from tests.operator.situations import NOW_S, split, telemetry
 
 GPUS = Accelerators(gpu("H100-SXM"), gpu("H100-SXM"))
@@ -328,3 +334,57 @@ def test_a_lesson_says_in_words_what_it_teaches() -> None:
     )
     assert "responses of 1,500 tokens at the start, ×2 by the end" in words
     assert words.endswith("a move cost 90 s")
+
+
+# From a file, without a cluster.
+
+
+def planned(tmp_path: Path, document: Any, *options: str) -> Result:
+    spec_file, profile_file = tmp_path / "job.yaml", tmp_path / "profile.yaml"
+    spec_file.write_text(yaml.safe_dump(job_dict(accelerator="H100-SXM")))
+    profile_file.write_text(yaml.safe_dump(document))
+    return CliRunner().invoke(app, ["plan", str(spec_file), "--profile", str(profile_file), *options])
+
+
+def printed(*runs: ProfileRun, **subject: Any) -> dict[str, Any]:
+    found = profile(*runs)
+    found = found.model_copy(
+        update={"spec": found.spec.model_copy(update={"subject": found.spec.subject.model_copy(update=subject)})}
+    )
+    return found.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+def recent(**changes: Any) -> ProfileRun:
+    return run(ended_at=timestamp(time.time() - DAY_S), **changes)
+
+
+def test_a_plan_from_a_file_starts_from_a_profile_too(tmp_path: Path) -> None:
+    with_it = planned(tmp_path, printed(recent()), "-o", "json")
+    assert with_it.exit_code == 0, with_it.output
+    plain = CliRunner().invoke(app, ["plan", str(tmp_path / "job.yaml"), "-o", "json"])
+    taught, untaught = json.loads(with_it.stdout), json.loads(plain.stdout)
+    assert taught["confidence"] is not None
+    assert untaught["confidence"] is None
+    assert taught["period"]["mean"] != untaught["period"]["mean"]
+
+
+def test_a_profile_of_another_job_is_used_with_a_word(tmp_path: Path) -> None:
+    found = planned(tmp_path, printed(recent(), model="Qwen/Qwen3-32B"))
+    assert found.exit_code == 0, found.output
+    words = " ".join(found.stdout.split())
+    assert "RLJobProfile p (1 run, the last first)" in words
+    assert "its model is Qwen/Qwen3-32B, this job's is Qwen/Qwen3-8B" in words
+
+
+@pytest.mark.parametrize(
+    ("document", "words"),
+    [
+        ({"kind": "ConfigMap"}, "this is no RLJobProfile"),
+        ({"kind": "RLJobProfile", "spec": {}}, "can't be read (spec.subject"),
+        (printed(run(ended_at="2020-01-01T00:00:00Z")), "more than 180 days ago"),
+    ],
+)
+def test_a_file_that_teaches_nothing_ends_with_what_to_do(tmp_path: Path, document: Any, words: str) -> None:
+    found = planned(tmp_path, document)
+    assert found.exit_code == 2
+    assert words in found.stderr

@@ -71,6 +71,14 @@ CalibrationOption = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="What rljob calibrate wrote: measured speeds.", show_default=False),
 ]
+ProfileOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="An RLJobProfile, as kubectl get rljobprofile NAME -o yaml prints it: what earlier runs measured.",
+        show_default=False,
+    ),
+]
 LiveOption = Annotated[
     str | None,
     typer.Option(metavar="NAME", help="Read this RLJob and the nodes from the cluster.", show_default=False),
@@ -101,6 +109,7 @@ class Options(NamedTuple):
     budget: int | None = None
     lengths: Path | None = None
     calibration: Path | None = None
+    profile: Path | None = None
     live: str | None = None
     namespace: str | None = None
     context: str | None = None
@@ -225,7 +234,12 @@ def _finished(case: Case, options: Options) -> Case:
                 )
     except PlanningError as error:
         fail(str(error)) if error.reason == "InvalidCalibration" else fail_planning(case.source, error)
-    return replace(case, rooms=rooms, lengths=lengths or case.lengths, calibration=calibration, words=(*words, *fit))
+    found = replace(case, rooms=rooms, lengths=lengths or case.lengths, calibration=calibration, words=(*words, *fit))
+    if options.profile is None:
+        return found
+    from rljob_operator.cli.profile import with_profile
+
+    return with_profile(found, options.profile)
 
 
 def _format_words(spec: RLJobSpec) -> list[str]:
