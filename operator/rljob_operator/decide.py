@@ -15,8 +15,8 @@ from __future__ import annotations
 import math
 
 from rljob_operator.hindsight import with_hindsight
+from rljob_operator.holding import held
 from rljob_operator.measured import calibrated as calibrated
-from rljob_operator.measured import turnover_s
 from rljob_operator.outlook import Gain, Outlook
 from rljob_operator.rebalance import epoch_s
 from rljob_operator.regret import REGRET_MOST, Stake
@@ -25,7 +25,6 @@ from rljob_operator.situation import Planner as Planner
 from rljob_operator.situation import Situation as Situation
 from rljob_operator.situation import StalenessCheck as StalenessCheck
 from rljob_operator.situation import staleness_check as staleness_check
-from rljob_operator.situation import unknown_in_window, unknown_now
 from rljob_operator.status import remember, rounded
 from rljob_planner.api.spec import RebalanceMode, Resize
 from rljob_planner.api.status import DecisionCode, DecisionStatus
@@ -57,67 +56,14 @@ MODE_CODES = {RebalanceMode.RECOMMEND: DecisionCode.RECOMMEND_ONLY, RebalanceMod
 
 def decide(situation: Situation, planner: Planner | None = None) -> Decision:
     """Decide, without side effects; never raises for what a job or its metrics may show."""
-    held = _held(situation) or _over_staleness(situation)
-    if held is not None:
-        return held
+    stays = held(situation) or _over_staleness(situation)
+    if stays is not None:
+        return stays
     outlook = Outlook(situation, planner or Planner())
     try:
         return _about_split(situation, outlook)
     except PlanningError as error:
         return Decision(DecisionCode.NOTHING_PLACEABLE, f"no split can be planned, so the one in force stays: {error}")
-
-
-def _held(s: Situation) -> Decision | None:
-    """Why nothing can be decided now, None if it can."""
-    unknown = unknown_now(s.telemetry)
-    if unknown:
-        return _metrics_unknown(s, unknown)
-    if s.faults:
-        return Decision(
-            DecisionCode.SIDE_BROKEN, f"no split cures a side that is broken, so nothing is moved: {s.faults[0]}"
-        )
-    if not s.pods_ready:
-        return Decision(
-            DecisionCode.NOT_READY, f"pods are not ready, so the split is left alone: {s.not_ready or 'see Ready'}"
-        )
-    settling = _settling(s)
-    if settling is not None:
-        return Decision(DecisionCode.SETTLING, settling)
-    unknown = unknown_in_window(s.telemetry)
-    return _metrics_unknown(s, unknown) if unknown else _in_turnover(s)
-
-
-def _metrics_unknown(s: Situation, unknown: tuple[str, ...]) -> Decision:
-    remedy = f": {s.telemetry.missing[0]}" if s.telemetry.missing else ""
-    return Decision(DecisionCode.METRICS_UNKNOWN, f"nothing is resized while {', '.join(unknown)} are unknown{remedy}")
-
-
-def _settling(s: Situation) -> str | None:
-    telemetry = s.telemetry
-    if s.in_move:
-        return "a move is under way"
-    if telemetry.since_s is None or telemetry.window_s <= 0:
-        return "the present layout was acknowledged too short a while ago to measure anything"
-    steps = telemetry.steps_in_window.value
-    if steps is not None and steps < s.settle_steps:
-        if telemetry.since_s > telemetry.window_s + 1.0:
-            return f"only {steps} steps ended in the last {telemetry.window_s:.0f} s: if steps are not that long, see the trainer's log"
-        return f"{steps} steps ended since the present layout was acknowledged, {s.settle_steps} are needed"
-    return None
-
-
-def _in_turnover(s: Situation) -> Decision | None:
-    """Settling, until the samples that started with the layout have ended: before, short ones alone have finished."""
-    lengths, iteration_s = s.telemetry.response_lengths.value, s.telemetry.iteration_s.value
-    if lengths is None or iteration_s is None or s.telemetry.since_s is None:
-        return None
-    needed_s = turnover_s(lengths, iteration_s)
-    if s.telemetry.since_s >= needed_s:
-        return None
-    return Decision(
-        DecisionCode.SETTLING,
-        f"the layout is {s.telemetry.since_s:.0f} s old, and 95 % of the responses that started with it end within {needed_s:.0f} s",
-    )
 
 
 def _over_staleness(s: Situation) -> Decision | None:
@@ -191,7 +137,11 @@ def _about_split(s: Situation, outlook: Outlook) -> Decision:
             target,
             Gain(step_gain, 0.0, 0.0),
         )
-    return _worth(s, outlook, best, reachable, target)
+    decision = _worth(s, outlook, best, reachable, target)
+    if decision.code is DecisionCode.MOVE or not present.split.same_shape(s.split):
+        return decision
+    # What only waits, or does not pay, leaves the split in force: with the cap that suits it.
+    return _cap(s, outlook, present) or decision
 
 
 def _worth(s: Situation, outlook: Outlook, best: Plan, before: Split, target: Split) -> Decision:

@@ -335,6 +335,19 @@ def test_what_the_cap_alone_brings_is_no_reason_to_move() -> None:
     assert decision.in_flight == 1500
 
 
+def test_while_a_move_waits_the_split_in_force_gets_the_cap_that_suits_it() -> None:
+    fake = FakePlanner(
+        best=split(40, 3),
+        period=lambda s: 8.0 if s.trainers.replicas == 3 else (9.5 if s.in_flight == 1500 else 10.0),
+        caps=lambda trainers: 1500,
+    )
+    waiting = MoveHistory(cost_seconds=60.0, failures=1, not_before=timestamp(NOW_S + 30.0))
+    decision = run(fake, moves=waiting)
+    assert (decision.code, decision.in_flight) == (DecisionCode.RAISE_CAP, 1500)
+    assert run(fake, moves=waiting, split=split(in_flight=1500)).code is DecisionCode.BACK_OFF
+    assert run(fake).code is DecisionCode.MOVE
+
+
 @pytest.mark.parametrize(("mode", "code"), [("Recommend", "RecommendOnly"), ("Initial", "InitialOnly")])
 def test_modes_that_do_not_act_say_the_whole_wish(mode: str, code: str) -> None:
     fake = FakePlanner(best=split(16, 6), period=by_trainers(t2=10.0, t6=6.0))
