@@ -55,6 +55,8 @@ class Elector:
         """Another's record of the Lease and when it was first seen."""
         self._renewed_s = 0.0
         """When the last renewal that succeeded was begun."""
+        self._transitions = -1
+        """The largest count of changes of the holder that was seen; it goes on where somebody deletes the Lease."""
         self._renewing = asyncio.Lock()
 
     async def run(self) -> None:
@@ -125,6 +127,7 @@ class Elector:
         record = (found["metadata"]["uid"], holder, spec.get("renewTime"), spec.get("leaseTransitions"))
         if self._seen is None or self._seen[0] != record:
             self._seen = (record, self._clock())
+        self._transitions = max(self._transitions, int(spec.get("leaseTransitions") or 0))
         stands_s = float(spec.get("leaseDurationSeconds") or self._config.duration_s)
         # What stands under this process's own name is a request whose answer was lost: nobody else goes by it.
         if holder not in ("", self.identity) and self._clock() < self._seen[1] + stands_s:
@@ -138,14 +141,15 @@ class Elector:
                 "leaseDurationSeconds": int(self._config.duration_s),
                 "acquireTime": now,
                 "renewTime": now,
-                "leaseTransitions": int(spec.get("leaseTransitions") or 0) + 1,
+                "leaseTransitions": self._transitions + 1,
             },
         )
         return self._held(lease, asked_s)
 
     def _held(self, lease: Json, asked_s: float) -> Holding:
         self._lease, self._renewed_s = lease, asked_s
-        holding = Holding(self.identity, int(lease["spec"].get("leaseTransitions") or 0))
+        self._transitions = int(lease["spec"].get("leaseTransitions") or 0)
+        holding = Holding(self.identity, self._transitions)
         self._fence.open(holding, asked_s + self._config.renew_deadline_s)
         return holding
 
@@ -208,7 +212,7 @@ class Elector:
                 "leaseDurationSeconds": int(self._config.duration_s),
                 "acquireTime": now,
                 "renewTime": now,
-                "leaseTransitions": 0,
+                "leaseTransitions": self._transitions + 1,
             },
         }
 
