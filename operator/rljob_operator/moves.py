@@ -92,7 +92,7 @@ class Moves:
             move,
             self._observation(this, published_generation),
             self._deadlines(this),
-            may_roll_back=not planning.violations(this.spec, move.from_split),
+            may_roll_back=not planning.violations(this.spec, move.from_split, this.quota),
             over_budget=move.from_split.gpus > this.spec.gpus,
         )
         if step.drain_timed_out:
@@ -209,7 +209,7 @@ class Moves:
         if isinstance(found, Verdict):
             this.verdicts[ConditionType.PLANNED] = Verdict(False, found.reason, f"{broken[0]}, and {found.message}")
             return
-        still = planning.violations(this.spec, found.split)
+        still = planning.violations(this.spec, found.split, this.quota)
         if still or found.split.same_shape(split):
             words = (
                 f"{(still or broken)[0]}, and no split can be reached that keeps to the spec: see spec.trainer.resize"
@@ -264,7 +264,7 @@ class Moves:
             "without metrics of the job no side gives any up"
         )
         self._said_by_spec(this, DecisionCode.BUDGET_RAISED, reason, found.split)
-        self.start(this, found.split, reason, 0.0, published_generation, cause=MoveCause.SPEC_CHANGE)
+        self.start(this, found.split, reason, 0.0, published_generation, cause=MoveCause.GROWTH)
 
     def _said_by_spec(self, this: Pass, code: DecisionCode, message: str, to_split: Split) -> None:
         decision = DecisionStatus(
@@ -348,8 +348,12 @@ def _unwished(this: Pass, move: MoveStatus) -> str:
     if rebalance.touches_pods(move.phase):
         return ""
     mode = this.spec.rebalance.mode
-    if mode is not RebalanceMode.AUTO and move.cause is MoveCause.DECISION and not move.rolling_back:
+    if move.rolling_back:
+        return ""
+    if mode is not RebalanceMode.AUTO and move.cause is not MoveCause.SPEC_CHANGE:
         return f"rebalance.mode is now {mode.value}"
+    if move.cause is MoveCause.SPEC_CHANGE and not planning.violations(this.spec, move.from_split, this.quota):
+        return "the spec allows the split before it again"
     trainers = move.from_split.trainers.replicas != move.to_split.trainers.replicas
     if trainers and this.spec.trainer.resize is Resize.FIXED:
         return "trainer.resize is now fixed"

@@ -185,7 +185,9 @@ class MoveCause(StrEnum):
     DECISION = "Decision"
     """It saves time (or cost) over the run."""
     SPEC_CHANGE = "SpecChange"
-    """The split in force no longer kept an edited spec, or left a raised budget unused."""
+    """The split in force no longer kept an edited spec."""
+    GROWTH = "Growth"
+    """The split in force left a raised budget unused, and nothing was measured that could say more."""
 
 
 class KeptPod(ApiModel):
@@ -221,7 +223,7 @@ class MoveStatus(ApiModel):
     victims: tuple[str, ...] = Field(default=(), description="Pods that the move removes.")
     waiting_for: str = Field(default="", description="What the current phase waits for, and what a person can do.")
     rolling_back: bool = Field(default=False, description="Whether the move leads back to the split before it.")
-    cause: MoveCause = Field(default=MoveCause.DECISION, description="Decision or SpecChange.")
+    cause: MoveCause = Field(default=MoveCause.DECISION, description="Decision, SpecChange or Growth.")
     restart: bool = Field(
         default=False,
         description="Whether all trainer pods go, after a checkpoint, and come again in their new number.",
