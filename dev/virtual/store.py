@@ -81,8 +81,8 @@ class Store:
 
     def __init__(self, clock: VirtualClock) -> None:
         self.clock = clock
-        self.version = 0
-        """The newest resource version."""
+        self.version = 1
+        """The newest resource version; the first revision of an etcd holds no object."""
         self._objects: dict[str, dict[Key, Json]] = {plural: {} for plural in KINDS}
         self._applied: dict[tuple[str, Key, str], Json] = {}
         self._watchers: list[Watcher] = []

@@ -20,6 +20,9 @@ from dev.virtual.store import KINDS, PLURALS, Json, Store
 HASH = "pod-template-hash"
 REVISION = "controller-revision-hash"
 
+_RETRY_S = 2.0
+"""How soon a controller tries again what was refused."""
+
 _CONTROLLED = ("deployments", "replicasets", "statefulsets")
 
 
@@ -124,6 +127,11 @@ class Workloads:
         sets = self.owned(uid, "replicasets")
         new = next((s for s in sets if s["metadata"]["labels"][HASH] == digest), None)
         if new is None:
+            meta = deployment["metadata"]
+            if self._store.get("replicasets", meta["namespace"], f"{meta['name']}-{digest}") is not None:
+                # That of a deployment of this name that is being collected.
+                self._store.clock.after(_RETRY_S, self._wake, ("deployments", meta["namespace"], meta["name"]))
+                return
             new = self._new_replica_set(deployment, digest)
             sets.append(new)
         olds = [s for s in sets if s is not new]
@@ -234,8 +242,11 @@ class Workloads:
                 self._store.delete("pods", meta["namespace"], pod["metadata"]["name"])
         for index in range(wanted):
             name = f"{meta['name']}-{index}"
-            # A name is free only once the pod that had it is gone.
-            if self._store.get("pods", meta["namespace"], name) is None:
+            # A name is free only once the pod that had it is gone; the end of one that belonged to another wakes nobody here.
+            there = self._store.get("pods", meta["namespace"], name)
+            if there is not None and controller_of(there) != meta["uid"]:
+                self._store.clock.after(_RETRY_S, self._wake, ("statefulsets", meta["namespace"], meta["name"]))
+            if there is None:
                 labels = {
                     "apps.kubernetes.io/pod-index": str(index),
                     "statefulset.kubernetes.io/pod-name": name,

@@ -68,7 +68,9 @@ def drawn(seed: int, length: int = 24) -> tuple[Step, ...]:
     for _ in range(rng.randint(length // 2, 3 * length // 2)):
         delay_s = rng.choice((0.0, rng.uniform(0.0, 0.3), rng.uniform(0.5, 5.0), rng.uniform(5.0, 25.0)))
         steps.append(
-            Step(round(delay_s, 3), rng.choices(names, known)[0], round(rng.random(), 3), round(rng.random(), 3))
+            Step(
+                round(delay_s, 3), rng.choices(names, known)[0], rng.randrange(1000) / 1000, rng.randrange(1000) / 1000
+            )
         )
     return tuple(steps)
 
