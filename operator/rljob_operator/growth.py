@@ -5,7 +5,8 @@ length is tracked with its rate of change (a local linear trend, by a Kalman fil
 and across moves, whose windows would each begin anew. Three things keep it honest:
 
 - what finished in a window was begun before it, so a reading speaks of a moment that lies back by the age of what finished;
-- windows overlap, so a reading counts as the share of its window that is new;
+- windows overlap, and what makes their means deviate lasts, so a reading counts as the share of the time of two windows that is new;
+- a rate counts as far as it is beyond twice its own standard error, since what looks like growth for half an hour is mostly chance;
 - a jump (a new stage of a curriculum, a changed prompt set) moves the level alone: it says nothing of the rate.
 """
 
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 
 from rljob_operator.readings import LengthHistogram
 
-RATE_PRIOR = 0.004
+RATE_PRIOR = 0.003
 """Standard deviation of the change of ln(mean) a period, before anything is known: published runs grow ×2 to ×5 in some hundred steps."""
 
 RATE_WANDER = 2e-4
@@ -24,6 +25,15 @@ RATE_WANDER = 2e-4
 
 LEVEL_WANDER = 0.002
 """Standard deviation by which ln(mean) wanders in a period besides."""
+
+LEAST_SPREAD = 0.02
+"""Least standard deviation of ln(mean of a window): what batches contain varies."""
+
+LASTS_WINDOWS = 2.0
+"""Windows over which the deviation of a mean lasts."""
+
+CERTAIN = 2.0
+"""Standard errors of a rate up to which none is foreseen."""
 
 JUMP = 3.5
 """Standard errors from which on a reading is a jump."""
@@ -56,12 +66,20 @@ class LengthTrend:
     """Variance of ``per_s`` in 1/s²."""
     spread: float
     """Standard deviation of ln(mean of one window)."""
-    last: float
-    """ln(mean length) of the last window."""
+    mark: float
+    """ln(mean length) of the window that the next one a window later is compared with."""
+    mark_s: float
+    """When that was read, in seconds since the epoch."""
+
+    @property
+    def foreseen_per_s(self) -> float:
+        """The change that is foreseen, in 1/s: the rate, as far as it is certain."""
+        error = CERTAIN * math.sqrt(max(0.0, self.rate_variance))
+        return 0.0 if abs(self.per_s) <= error else self.per_s * (1.0 - (error / self.per_s) ** 2)
 
     def ahead(self, seconds: float) -> tuple[float, float]:
         """ln(mean length) of samples that start so many seconds later, and its standard error."""
-        change = min(LONGEST_LOOK, max(-LONGEST_LOOK, self.per_s * seconds))
+        change = min(LONGEST_LOOK, max(-LONGEST_LOOK, self.foreseen_per_s * seconds))
         variance = self.variance + 2.0 * seconds * self.covariance + seconds**2 * self.rate_variance
         return self.log_mean + change, math.sqrt(max(0.0, variance))
 
@@ -88,16 +106,18 @@ def followed(
     """
     value, sampling = math.log(histogram.mean_tokens), sampling_error(histogram, samples_per_prompt)
     if before is None:
-        prior = (RATE_PRIOR / period_s) ** 2
-        variance = sampling**2 + age_s**2 * prior
-        return LengthTrend(at_s, value, 0.0, variance, age_s * prior, prior, sampling, value)
+        prior, spread = (RATE_PRIOR / period_s) ** 2, max(sampling, LEAST_SPREAD)
+        variance = spread**2 + age_s**2 * prior
+        return LengthTrend(at_s, value, 0.0, variance, age_s * prior, prior, spread, value, at_s)
     passed_s = at_s - before.at_s
-    fresh = min(1.0, max(0.0, passed_s / window_s)) if window_s > 0 else 1.0
+    fresh = min(1.0, max(0.0, passed_s / (LASTS_WINDOWS * window_s))) if window_s > 0 else 1.0
     if fresh <= 0.0:
         return before
-    spread = _spread(before, value, fresh, sampling)
+    spread, mark, mark_s = before.spread, before.mark, before.mark_s
+    if at_s - mark_s >= 0.99 * window_s:
+        spread, mark, mark_s = _spread(before, value, sampling), value, at_s
     here = _predicted(before, passed_s, period_s)
-    noise = max(spread, sampling) ** 2 / fresh
+    noise = max(spread, sampling, LEAST_SPREAD) ** 2 / fresh
     innovation = value - (here.log_mean - here.per_s * age_s)
     level_gain = here.variance - age_s * here.covariance
     rate_gain = here.covariance - age_s * here.rate_variance
@@ -115,7 +135,8 @@ def followed(
         here.covariance - k_level * (here.covariance - age_s * here.rate_variance),
         here.rate_variance - k_rate * (here.covariance - age_s * here.rate_variance),
         spread,
-        value,
+        mark,
+        mark_s,
     )
 
 
@@ -141,12 +162,12 @@ def _predicted(before: LengthTrend, passed_s: float, period_s: float) -> LengthT
         before.covariance + passed_s * before.rate_variance + rate_noise * passed_s / 2.0,
         before.rate_variance + rate_noise,
         before.spread,
-        before.last,
+        before.mark,
+        before.mark_s,
     )
 
 
-def _spread(before: LengthTrend, value: float, fresh: float, sampling: float) -> float:
-    """The noise of a window's mean, from what overlapping windows differ; a jump counts no more than a few deviations."""
-    seen = min((value - before.last) ** 2 / (2.0 * fresh), (2.0 * JUMP * max(before.spread, sampling)) ** 2)
-    share = fresh / SPREAD_MEMORY
-    return math.sqrt((1.0 - share) * before.spread**2 + share * seen)
+def _spread(before: LengthTrend, value: float, sampling: float) -> float:
+    """The noise of a window's mean, from what windows differ that do not overlap; a jump counts no more than a few deviations."""
+    seen = min((value - before.mark) ** 2 / 2.0, (JUMP * max(before.spread, sampling)) ** 2)
+    return math.sqrt((1.0 - 1.0 / SPREAD_MEMORY) * before.spread**2 + seen / SPREAD_MEMORY)

@@ -184,7 +184,8 @@ def lengths_of(kept: CalibrationStatus | None) -> LengthTrend | None:
         trend.covariance,
         trend.rate_variance,
         trend.spread,
-        trend.last,
+        trend.mark,
+        epoch_s(trend.mark_at),
     )
 
 
@@ -208,7 +209,8 @@ def kept(calibration: Calibration, lengths: LengthTrend | None) -> CalibrationSt
             covariance=_six(lengths.covariance),
             rate_variance=_six(lengths.rate_variance),
             spread=_six(lengths.spread),
-            last=_six(lengths.last),
+            mark=_six(lengths.mark),
+            mark_at=timestamp(lengths.mark_s),
         ),
     )
 

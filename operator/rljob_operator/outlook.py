@@ -27,7 +27,7 @@ from rljob_planner.lengths import LengthDistribution
 from rljob_planner.search import Plan
 from rljob_planner.split import Split
 
-LOOK_STEPS = 40
+LOOK_STEPS = 24
 """Steps after a move that it has to be right for: then another can follow, if lengths go on changing."""
 
 SHAPE_ERROR = 0.05
@@ -107,9 +107,13 @@ class Outlook:
             self.growth_per_s = trend.shrunk_per_s
             """Change of the logarithm of their mean in 1/s."""
         else:
-            log_mean, self.length_error = situation.lengths.ahead(self._lead_s())
+            # What may yet happen to lengths is no reason to leave a split that is wrong for those of now.
+            log_mean, self.length_error = (
+                situation.lengths.ahead(self._lead_s())[0],
+                situation.lengths.ahead(self.move_s)[1],
+            )
             self.corrected = finished.scaled(math.exp(log_mean) / finished.mean_tokens)
-            self.growth_per_s = situation.lengths.per_s
+            self.growth_per_s = situation.lengths.foreseen_per_s
         self._remembered = situation.remembered or Remembered()
         self._basis = self._remembered.about(*self._asked_with())
 

@@ -178,10 +178,7 @@ def _unknown(readings: dict[str, object]) -> tuple[str, ...]:
 
 
 FAR_SLOWER = 1.5
-"""Seconds a token over the median of the siblings from which on a sampler is broken; unlike batches differ by less."""
-
-LIKE_BUSY = 1.25
-"""Running samples over the siblings' up to which being slow is not a matter of having more to do."""
+"""Seconds a token over the median of the siblings from which on a sampler is broken, where it has no more to do than they."""
 
 
 def faults_in(telemetry: Telemetry, spec: RLJobSpec) -> tuple[str, ...]:
@@ -202,7 +199,7 @@ def _slow_samplers(telemetry: Telemetry) -> tuple[str, ...]:
     for pod, (iteration_s, running) in sorted(known.items()):
         others = [each for other, each in known.items() if other != pod]
         typical_s, busy = median([each[0] for each in others]), median([each[1] for each in others])
-        if iteration_s > FAR_SLOWER * typical_s and running <= LIKE_BUSY * max(busy, 1.0):
+        if iteration_s > FAR_SLOWER * typical_s * max(1.0, running / max(busy, 1.0)):
             found.append(
                 f"sampler pod {pod} takes {iteration_s * 1e3:.0f} ms a token, its siblings {typical_s * 1e3:.0f} ms: look at its node "
                 "(throttled or failing GPU, noisy neighbour), cordon the node and delete the pod"

@@ -49,8 +49,10 @@ class LengthTrendStatus(ApiModel):
     """Variance of ``perSecond`` in 1/s²."""
     spread: float
     """Standard deviation of ln(mean length of one window), without what drifts."""
-    last: float
-    """Natural logarithm of the mean length that the last window showed."""
+    mark: float
+    """Natural logarithm of the mean length of the window that the next one a window later is compared with."""
+    mark_at: str
+    """When that was read."""
 
 
 class DecisionInputs(ApiModel):
