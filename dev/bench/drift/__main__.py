@@ -31,7 +31,9 @@ def runs(args: argparse.Namespace) -> list[Run]:
 def table(trace: TraceJson) -> str:
     """One trace in lines for people."""
     lines = [f"{trace.name} ({trace.steps} steps): {trace.effect}"]
-    lines.append(f"  {'policy':<13}{'seconds':>10}{'ratio':>8}{'moves':>7}{'GPU-h':>9}{'staleness mean / max':>23}  split")
+    lines.append(
+        f"  {'policy':<13}{'seconds':>10}{'ratio':>8}{'moves':>7}{'GPU-h':>9}{'staleness mean / max':>23}  split"
+    )
     for p in trace.policies:
         path = [p.start, *p.move_steps]
         splits = " → ".join(f"{m.samplers}+{m.trainers}" + (f" @{m.step}" if m.step else "") for m in path[:8])
@@ -48,7 +50,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the traces, print the table; exit code 1 for a trace that cannot be run."""
     parser = argparse.ArgumentParser(prog="python -m dev.bench.drift", description=__doc__)
     parser.add_argument("--trace", action="append", default=[], metavar="FILE", help="a trace file (may be repeated)")
-    parser.add_argument("--only", action="append", default=[], metavar="NAME", help=f"one of {', '.join(NAMES)} (may be repeated)")
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="NAME", help=f"one of {', '.join(NAMES)} (may be repeated)"
+    )
     parser.add_argument("--quick", action="store_true", help="a quarter of the steps")
     parser.add_argument("--decisions", action="store_true", help="also print what the operator decided (on stderr)")
     parser.add_argument("--picture", metavar="FILE", help="write an SVG of period and split over the steps")

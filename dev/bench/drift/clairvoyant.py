@@ -9,6 +9,7 @@ quickest counts: the model of a move is an estimate, the plant is not.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -87,7 +88,7 @@ def schedule(model: Model, start: int | None = None, scale: float = 1.0) -> tupl
 def _begun(model: Model, passed: Floats, found: list[tuple[int, int]], scale: float) -> list[tuple[int, int]]:
     """The schedule with the step at which each move begins, instead of that at which it is over."""
     begun = found[:1]
-    for (_, before), (arrival, after) in zip(found, found[1:], strict=False):
+    for (_, before), (arrival, after) in itertools.pairwise(found):
         step = arrival
         while step > 0 and _move(model, passed, before, after, step - 1, scale)[1] >= arrival:
             step -= 1

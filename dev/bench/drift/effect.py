@@ -102,7 +102,11 @@ def effect(stage: Stage, model: Model) -> str:
     if far is None:
         widest = max(stage.points(), key=lambda step: abs(math.log(_drift(stage, step))))
         parts = _named(stage, widest)
-        because = f"; what changes balances out or is small: {parts}" if parts else ", nor does what a token costs on either side"
+        because = (
+            f"; what changes balances out or is small: {parts}"
+            if parts
+            else ", nor does what a token costs on either side"
+        )
         return f"nothing moves it: {first} trainers stay best within {CLEARLY:.0%} of the period{because}"
     last = int(trainers[-1])
     where = f"{first} → {int(trainers[far])} trainers by step {_reached(trainers, far)}"

@@ -53,7 +53,9 @@ def aims(rows: dict[PolicyName, PolicyJson], *, stationary: bool, first_is_best:
     else:
         found.append(_aim("within 1 % of the split of step 0", ours / total[PolicyName.STATIC_START], ELSEWHERE))
         found.append(_aim("within 1 % of the queue-depth autoscaler", ours / total[PolicyName.THRESHOLD], ELSEWHERE))
-    found.append(_aim("within 1 % of the best static split in hindsight", ours / total[PolicyName.STATIC_BEST], ELSEWHERE))
+    found.append(
+        _aim("within 1 % of the best static split in hindsight", ours / total[PolicyName.STATIC_BEST], ELSEWHERE)
+    )
     if stationary:
         moves = rows[PolicyName.RLJOB]
         late = max((move.step for move in moves.move_steps), default=0)

@@ -130,9 +130,9 @@ class Plant:
         self._members = tuple(name for name in self._members if name in self._ready_trainers)
         self.acknowledged = {name: g for name, g in self.acknowledged.items() if name in self._ready_trainers}
         w.i[state.MEMBERS] = len(self._members)
-        if self.in_force is not None and w.i[state.TRAINER] == state.STOPPED:
-            w.i[state.WANT_BOUNDARY] = 1
-        elif self.in_force is not None and len(self._members) < w.i[state.TRAINERS]:
+        if (self.in_force is not None and w.i[state.TRAINER] == state.STOPPED) or (
+            self.in_force is not None and len(self._members) < w.i[state.TRAINERS]
+        ):
             w.i[state.WANT_BOUNDARY] = 1
         if self.in_force is not None and any(name not in self.acknowledged for name in self._ready_trainers):
             w.i[state.WANT_BOUNDARY] = 1
@@ -327,7 +327,7 @@ class Plant:
 
     def staleness_of(self, version: int) -> NDArray[np.int64]:
         """Trained samples of the step that made ``version`` + 1, by staleness."""
-        return self._world.staleness[version]
+        return np.asarray(self._world.staleness[version])
 
     def start(self, samplers: Sequence[str], trainers: Sequence[str], in_flight: int, generation: int = 1) -> None:
         """All pods ready and one layout in force from now on."""
@@ -360,7 +360,7 @@ def _new_world(run: Run, laws: Laws, most_replicas: int, most_in_flight: int) ->
     whole[[state.TURNS, state.SEED, state.MAX_TOKENS]] = run.turns, run.trace.seed, run.cap_tokens
     whole[[state.TRAINER, state.FREE_SAMPLES, state.FREE_GROUPS]] = state.STOPPED, samples, groups
     seconds = np.zeros(state.FLOATS)
-    seconds[state.TRAINER_END] = np.inf
+    seconds[[state.TRAINER_END, state.CORRELATION]] = np.inf, run.trace.group_correlation
     seconds[[state.SYNC_S, state.PREFILL_S, state.RECOMPUTE_S]] = (
         laws.weight_sync_s,
         laws.prefill_s,

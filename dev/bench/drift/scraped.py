@@ -7,16 +7,18 @@ network do: lengths by half as much as times. Windows, quantisation and missing 
 
 from __future__ import annotations
 
+import itertools
 import math
+import random
 from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dev.bench.drift import core
 from dev.bench.drift.plant import Engine, Plant
 from rljob_operator.answers import GROUP_CORRELATION, MIN_TREND_SAMPLES
 from rljob_operator.readings import LengthHistogram, Reading, SamplerTelemetry, Telemetry, Trend
@@ -80,14 +82,14 @@ class Scraped:
             plant.in_flight, plant.waiting, dict(plant.acknowledged), {name: plant.engine(name) for name in plant.samplers},
         )  # fmt: skip
 
-    def _factor(self, quantity: int, at_s: float, share: float = 1.0) -> float:
+    def _factor(self, quantity: int | str, at_s: float, share: float = 1.0) -> float:
         """The noise of a quantity at an instant: log-normal, mean one, changing over ``NOISE_S``."""
         sigma = self._run.trace.noise * share
         if sigma <= 0:
             return 1.0
         position = max(0.0, at_s) / NOISE_S
         bucket, part = int(position), position - int(position)
-        a, b = (float(core.normal(self._run.trace.seed, 101, quantity, bucket + i)) for i in (0, 1))
+        a, b = (_normal(self._run.trace.seed, quantity, bucket + i) for i in (0, 1))
         z = ((1.0 - part) * a + part * b) / math.hypot(1.0 - part, part)
         return math.exp(sigma * z - 0.5 * sigma * sigma)
 
@@ -194,7 +196,7 @@ class Scraped:
 
     def _period(self, inside: list[Scrape], now_s: float) -> float | None:
         """Seconds between the first change of the version that was seen and the last, over the versions between them."""
-        changes = [b for a, b in zip(inside, inside[1:], strict=False) if b.version > a.version]
+        changes = [b for a, b in itertools.pairwise(inside) if b.version > a.version]
         if len(changes) < 2:
             return None
         first, last = changes[0], changes[-1]
@@ -233,9 +235,8 @@ class Scraped:
         if before is None or after is None:
             return now
         elapsed, tokens = last.at_s - first.at_s, after.tokens - before.tokens
-        place = 1000 + int(core.mixed(np.uint64(abs(hash_of(pod)))) % np.uint64(1 << 30))
         # Half of the noise of an iteration is the fleet's, half a pod's own.
-        noise = self._factor(4, now_s, math.sqrt(0.5)) * self._factor(place, now_s, math.sqrt(0.5))
+        noise = self._factor(4, now_s, math.sqrt(0.5)) * self._factor(pod, now_s, math.sqrt(0.5))
         latency = (after.latency_s - before.latency_s) / tokens * noise if tokens > 0 else None
         return replace(
             now,
@@ -246,12 +247,10 @@ class Scraped:
         )
 
 
-def hash_of(name: str) -> int:
-    """A number that belongs to a name, the same in every process."""
-    value = 1469598103934665603
-    for character in name:
-        value = (value ^ ord(character)) * 1099511628211 & ((1 << 62) - 1)
-    return value
+@lru_cache(maxsize=1 << 16)
+def _normal(seed: int, quantity: int | str, bucket: int) -> float:
+    """A standard normal number that belongs to these keys."""
+    return random.Random(f"{seed}/{quantity}/{bucket}").gauss(0.0, 1.0)
 
 
 def _reading(value: T | None) -> Reading[T]:

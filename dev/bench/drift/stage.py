@@ -28,6 +28,8 @@ FAR = 1.2
 """Period over the best one from which on a split is not tried, if it is so at every point of the trace that is looked at."""
 POINTS = 5
 """Points of a trace at which the planner is asked which splits could win."""
+LOOK_STEPS = 20
+"""Simulated steps of such a question: it only leaves out what is far off."""
 FOREVER_S = 1e10
 HOUR_S = 3600.0
 
@@ -113,7 +115,14 @@ class Stage:
 
     def points(self) -> list[int]:
         """Steps of the trace at which it is looked at, the ends included."""
-        return sorted({round(share * (self.steps - 1)) for share in np.linspace(0.0, 1.0, POINTS)})
+        run, found = self.run, dict[tuple[int, float, float], int]()
+        for share in np.linspace(0.0, 1.0, POINTS):
+            step = round(share * (self.steps - 1))
+            # Points at which a planner would be asked the same question are one.
+            found.setdefault(
+                (round(50 * np.log(run.mean_tokens[step])), *_rounded(run.turn_s[step], run.slowdown[step])), step
+            )
+        return sorted(found.values())
 
     def splits(self, say: Say = lambda _: None) -> list[Split]:
         """The splits of the start's shapes that could be best somewhere, each with the cap that the planner gives it under the truth."""
@@ -134,7 +143,7 @@ class Stage:
                 [
                     evaluate(
                         self.spec_at(step), split, self.rooms, calibration=truth,
-                        lengths=lengths_at(self.run, float(self.run.mean_tokens[step])),
+                        lengths=lengths_at(self.run, float(self.run.mean_tokens[step])), steps=LOOK_STEPS,
                     ).period_s
                     for step in self.points()
                 ]
@@ -184,6 +193,10 @@ class Stage:
         """Runs that end with the hours differ in steps; so each is given the time that all have in common: hours per step made."""
         steps = len(record.published_s)
         return now_s if not steps else float(record.published_s[-1]) * self.steps / steps
+
+
+def _rounded(*values: float) -> tuple[float, ...]:
+    return tuple(round(float(value), 2) for value in values)
 
 
 def _most_trainers(spec: RLJobSpec, split: Split) -> int:

@@ -95,6 +95,9 @@ class Trace(Section):
     step_noise: Annotated[float, Field(ge=0, le=1)] = Field(
         default=0.03, description="Log standard deviation of a training step's true seconds."
     )
+    group_correlation: Annotated[float, Field(ge=0, le=1)] = Field(
+        default=0.25, description="Correlation of ln(length) among the samples of one prompt."
+    )
     truth: TruthFactors = Field(
         default_factory=TruthFactors, description="Hidden speeds over those that the planner expects."
     )
@@ -156,7 +159,12 @@ class Run(BaseModel):
         scale = steps / self.steps
 
         def scaled(points: Any) -> Any:
-            return [[round(step * scale), value] for step, value in points]
+            found: list[list[float]] = []
+            for step, value in points:
+                # Points that fall together stay apart: a jump from one step to the next remains one.
+                least = found[-1][0] + 1 if found else 0
+                found.append([max(least, round(step * scale)), value])
+            return found
 
         raw = self.trace.model_dump(by_alias=True)
         raw |= {"steps": steps} | {
