@@ -1,12 +1,13 @@
 """Workloads that exist already, read as a split: how many replicas of how many GPUs sample and train now. Pure.
 
 A job that adopts has no children. What it runs on is read from the workloads that it names: replicas and GPUs from their specs, pods
-by their selectors. What can't be seen from outside (how a trainer shards its model, which in-flight cap the framework keeps) is
-taken to be what the planner would choose for this very split, so that a recommendation speaks of GPUs alone.
+by their selectors. What can't be seen from outside is taken to be what the planner would choose for this very split: how a trainer
+shards its model, and the in-flight cap until the metrics show what is in flight.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -15,12 +16,16 @@ from typing import Any
 from rljob_operator.eligibility import nodes_of
 from rljob_operator.gate import NAME_LABEL, ROLE_LABEL, UID_LABEL, Pod, pod_gpus
 from rljob_operator.quantity import QuantityError
+from rljob_operator.readings import Telemetry
 from rljob_operator.status import Verdict
 from rljob_planner.api.spec import RLJobSpec, TargetRef
 from rljob_planner.split import SamplerSplit, Split, TrainerSplit
 
 MAX_RUNNING = 256
 """Running samples of a sampler that neither ``sampler.maxRunning`` nor its arguments state: vLLM's default."""
+
+CAP_STEP = 0.1
+"""Share by which samples in flight must differ from the cap that was seen before to be another cap."""
 
 _TENSOR_PARALLEL = ("--tensor-parallel-size", "-tp")
 _MAX_RUNNING = ("--max-num-seqs",)
@@ -42,16 +47,21 @@ class Side:
     selector: Mapping[str, Any]
     """Its label selector."""
 
-    def has(self, pod: Pod) -> bool:
-        """Whether a pod of its namespace is one of its pods."""
-        labels = (pod.get("metadata") or {}).get("labels") or {}
-        wanted = self.selector.get("matchLabels") or {}
-        expressions = self.selector.get("matchExpressions") or ()
-        if not wanted and not expressions:
-            return False
-        return all(labels.get(key) == value for key, value in wanted.items()) and all(
-            _expressed(e, labels) for e in expressions
-        )
+    def label_selector(self) -> str:
+        """Its label selector as a query writes it; empty if it selects nothing."""
+        parts = [f"{key}={value}" for key, value in (self.selector.get("matchLabels") or {}).items()]
+        for expression in self.selector.get("matchExpressions") or ():
+            key, values = expression.get("key"), ",".join(expression.get("values") or ())
+            match expression.get("operator"):
+                case "In":
+                    parts.append(f"{key} in ({values})")
+                case "NotIn":
+                    parts.append(f"{key} notin ({values})")
+                case "Exists":
+                    parts.append(str(key))
+                case "DoesNotExist":
+                    parts.append(f"!{key}")
+        return ",".join(parts)
 
     def argument(self, *names: str) -> int | None:
         """The number that an argument of its first container states, None if none of ``names`` does."""
@@ -93,34 +103,26 @@ def read_side(spec: RLJobSpec, role: str, ref: TargetRef, workload: Mapping[str,
     return Side(role, ref.kind, ref.name, replicas, gpus, template, found.get("selector") or {})
 
 
-def adopted_pods(
-    pods: Iterable[Pod], namespace: str, sides: Iterable[Side], job: str, uid: str
-) -> tuple[list[dict[str, Any]], list[Pod]]:
-    """The pods of the sides, as if they carried the labels of the job, and all pods of the cluster with those in their place.
-
-    Only copies are labelled; the cluster's pods stay as they are.
-    """
-    mine: list[dict[str, Any]] = []
-    everything: list[Pod] = []
-    sides = tuple(sides)
+def labelled(pods: Iterable[Pod], role: str, job: str, uid: str) -> list[dict[str, Any]]:
+    """The pods of a side as if they carried the labels of the job; only these copies do."""
+    found = []
     for pod in pods:
         meta = pod["metadata"]
-        side = next((s for s in sides if s.has(pod)), None) if meta.get("namespace") == namespace else None
-        if side is None:
-            everything.append(pod)
-            continue
-        labels = {**(meta.get("labels") or {}), NAME_LABEL: job, ROLE_LABEL: side.role, UID_LABEL: uid}
-        labelled = {**pod, "metadata": {**meta, "labels": labels}}
-        mine.append(labelled)
-        everything.append(labelled)
-    return sorted(mine, key=lambda pod: str(pod["metadata"]["name"])), everything
+        labels = {**(meta.get("labels") or {}), NAME_LABEL: job, ROLE_LABEL: role, UID_LABEL: uid}
+        found.append({**pod, "metadata": {**meta, "labels": labels}})
+    return sorted(found, key=lambda pod: str(pod["metadata"]["name"]))
 
 
-def carries_uid(pods: Iterable[Pod], namespace: str, sides: Iterable[Side], uid: str) -> bool:
-    """Whether all pods of the sides carry the job's uid in their labels, so that their metrics can be found by it."""
-    sides = tuple(sides)
-    mine = [p for p in pods if p["metadata"].get("namespace") == namespace and any(s.has(p) for s in sides)]
-    return bool(mine) and all((p["metadata"].get("labels") or {}).get(UID_LABEL) == uid for p in mine)
+def in_place(pods: Iterable[Pod], mine: Iterable[Pod]) -> list[Pod]:
+    """All pods of the cluster, with the job's own in the place of those that are the same."""
+    own = {pod["metadata"]["uid"]: pod for pod in mine}
+    return [*(pod for pod in pods if pod["metadata"].get("uid") not in own), *own.values()]
+
+
+def carries_uid(pods: Iterable[Pod], uid: str) -> bool:
+    """Whether all pods of the sides, as they are, carry the job's uid in their labels, so that their metrics can be found by it."""
+    pods = tuple(pods)
+    return bool(pods) and all((p["metadata"].get("labels") or {}).get(UID_LABEL) == uid for p in pods)
 
 
 def series_of(namespace: str, sides: Iterable[Side]) -> str:
@@ -178,6 +180,22 @@ def split_of(spec: RLJobSpec, samplers: Side, trainers: Side, laid_out: Split | 
     )
 
 
+def with_cap_seen(spec: RLJobSpec, split: Split | None, telemetry: Telemetry) -> Split | None:
+    """The split with the in-flight cap that the framework seems to keep: what is in flight, in whole groups.
+
+    A cap can't be seen, only what it admits; a change by less than ``CAP_STEP`` is the noise of that.
+    """
+    seen, group = telemetry.in_flight_samples.value, spec.workload.samples_per_prompt
+    if split is None or not seen or seen < group:
+        return split
+    cap = math.ceil(seen / group) * group
+    return (
+        split
+        if abs(cap - split.in_flight) <= CAP_STEP * split.in_flight
+        else split.model_copy(update={"in_flight": cap})
+    )
+
+
 def names(samplers: Side, trainers: Side) -> str:
     """The adopted workloads, for people."""
     return f"{samplers.kind} {samplers.name} and {trainers.kind} {trainers.name}"
@@ -191,18 +209,3 @@ def scale_words(namespace: str, samplers: Side, trainers: Side, wished: Split) -
         f"kubectl -n {namespace} scale {side.kind.lower()} {side.name} --replicas={replicas}"
         for side, replicas in ordered
     )
-
-
-def _expressed(expression: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
-    value, values = labels.get(str(expression.get("key"))), expression.get("values") or ()
-    match expression.get("operator"):
-        case "In":
-            return value is not None and value in values
-        case "NotIn":
-            return value is None or value not in values
-        case "Exists":
-            return value is not None
-        case "DoesNotExist":
-            return value is None
-        case _:
-            return False

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from rljob_operator import adopt, fleet, gate, planning, status
 from rljob_operator.adopt import Side
-from rljob_operator.cluster import Api, Json, Resource
+from rljob_operator.cluster import PODS, Api, Json, Resource
 from rljob_operator.config import Config
 from rljob_operator.deciding import Deciding
 from rljob_operator.edges import Edges
@@ -40,6 +40,20 @@ NO_GENERATION = 0
 
 
 @dataclass(frozen=True)
+class _Seen:
+    """The two workloads and their pods, as they were read last."""
+
+    at_s: float
+    """When, by the clock that never jumps."""
+    generation: int
+    """Generation of the spec that named them."""
+    samplers: Side | Verdict
+    trainers: Side | Verdict
+    sampler_pods: list[Json]
+    trainer_pods: list[Json]
+
+
+@dataclass(frozen=True)
 class _Advice:
     """What the model alone says of the split in force."""
 
@@ -62,16 +76,18 @@ class Adopting:
         self._learning = learning
         self._observer = Observer(edges, config)
         self._deciding = Deciding(edges, config, metrics, Moves(edges, config, metrics, self._observer))
-        self._read: tuple[float, int, Json | None, Json | None] | None = None
+        self._seen: _Seen | None = None
 
     async def look(self, job: RLJob, raw: Json, before: RLJobStatus) -> Pass:
         """One look at the workloads that a job names: a pass with what became of it, to be reported."""
-        samplers, trainers = await self._sides(job, int(raw["metadata"].get("generation", 0)))
+        seen = await self._see(job, int(raw["metadata"].get("generation", 0)))
+        samplers, trainers = seen.samplers, seen.trainers
         if isinstance(samplers, Verdict) or isinstance(trainers, Verdict):
             this = self._pass(job, raw, before, ())
             first = samplers if isinstance(samplers, Verdict) else trainers
             assert isinstance(first, Verdict)
             this.verdicts[ConditionType.PLANNED] = first
+            this.soon(job.spec.rebalance.interval_s)
             return this
         described = job.model_copy(update={"spec": adopt.described(job.spec, samplers, trainers)})
         this = self._pass(described, raw, before, (samplers, trainers))
@@ -81,37 +97,46 @@ class Adopting:
         split = before.split
         if split is None or not _runs(split, samplers, trainers) or before.observed_generation != this.generation:
             await self._describe(this, samplers, trainers)
+            this.soon(job.spec.rebalance.interval_s)
             return this
+        planned = next((c for c in before.conditions if c.type is ConditionType.PLANNED), None)
+        if planned is not None:
+            # What was said when the workloads were read stands until they change.
+            told = {"True": True, "False": False}.get(planned.status)
+            this.verdicts[ConditionType.PLANNED] = Verdict(told, planned.reason, planned.message)
+        if not this.all_ready:
+            this.verdicts[ConditionType.READY] = _not_ready(this, samplers, trainers)
         await self._measure(this, samplers, trainers)
         return this
 
-    async def _sides(self, job: RLJob, generation: int) -> tuple[Side | Verdict, Side | Verdict]:
-        """The two workloads; read at the pace of decisions, since passes come more often."""
-        now_s, spec = self._edges.monotonic_s(), job.spec
-        refs = spec.sampler.target_ref, spec.trainer.target_ref
-        assert refs[0] is not None
-        assert refs[1] is not None
-        if (
-            self._read is None
-            or self._read[1] != generation
-            or now_s - self._read[0] >= 0.98 * spec.rebalance.interval_s
-        ):
-            found = [await self._workload(job, ref) for ref in refs]
-            self._read = (now_s, generation, found[0], found[1])
-        return (
-            adopt.read_side(spec, gate.SAMPLER, refs[0], self._read[2]),
-            adopt.read_side(spec, gate.TRAINER, refs[1], self._read[3]),
-        )
+    async def _see(self, job: RLJob, generation: int) -> _Seen:
+        """The two workloads and their pods; read at the pace of decisions, since passes come more often."""
+        now_s, spec, seen = self._edges.monotonic_s(), job.spec, self._seen
+        if seen is not None and seen.generation == generation and now_s - seen.at_s < 0.98 * spec.rebalance.interval_s:
+            return seen
+        samplers = await self._side(job, gate.SAMPLER, spec.sampler.target_ref)
+        trainers = await self._side(job, gate.TRAINER, spec.trainer.target_ref)
+        pods = [await self._pods_of(job, side) for side in (samplers, trainers)]
+        self._seen = _Seen(now_s, generation, samplers, trainers, pods[0], pods[1])
+        return self._seen
 
-    async def _workload(self, job: RLJob, ref: TargetRef | None) -> Json | None:
+    async def _side(self, job: RLJob, role: str, ref: TargetRef | None) -> Side | Verdict:
         assert ref is not None
         resource = Resource(ref.api_version, _PLURALS[ref.kind])
-        return await self._cluster.get(resource, str(job.metadata["namespace"]), ref.name)
+        live = await self._cluster.get(resource, str(job.metadata["namespace"]), ref.name)
+        return adopt.read_side(job.spec, role, ref, live)
+
+    async def _pods_of(self, job: RLJob, side: Side | Verdict) -> list[Json]:
+        """The pods of a side, from the API server: of pods that are none of a job's own the view keeps no labels."""
+        if isinstance(side, Verdict) or not side.label_selector():
+            return []
+        return await self._cluster.list(PODS, str(job.metadata["namespace"]), side.label_selector())
 
     def _pass(self, job: RLJob, raw: Json, before: RLJobStatus, sides: tuple[Side, ...]) -> Pass:
-        meta = raw["metadata"]
+        meta, seen = raw["metadata"], self._seen
         namespace, name, uid = str(meta["namespace"]), str(meta["name"]), str(meta["uid"])
-        pods, everything = adopt.adopted_pods(self._view.all_pods(), namespace, sides, name, uid)
+        found = ((), ()) if seen is None else (seen.sampler_pods, seen.trainer_pods)
+        pods = [pod for side, of in zip(sides, found, strict=False) for pod in adopt.labelled(of, side.role, name, uid)]
         wanted = {side.role: side.replicas for side in sides}
         targets = Targets(wanted.get(gate.SAMPLER, 0), wanted.get(gate.TRAINER, 0))
         return Pass(
@@ -125,7 +150,7 @@ class Adopting:
                 job.spec,
                 uid,
                 self._view.all_nodes(),
-                everything,
+                adopt.in_place(self._view.all_pods(), pods),
                 self._view.quotas_of(namespace),
                 [*self._view.other_jobs(uid), raw],
             ),
@@ -221,6 +246,7 @@ class Adopting:
         telemetry = replace(telemetry, layout_generation=Reading.of(NO_GENERATION), missing=told_nothing)
         self._observer.latest = telemetry
         self._observer.report(this, telemetry)
+        this.update(split=adopt.with_cap_seen(this.spec, this.before.split, telemetry))
         version = telemetry.policy_version.value
         if version is not None and version >= this.spec.workload.steps:
             await self._learning.after_run(this)
@@ -233,10 +259,16 @@ class Adopting:
 
     def _series(self, this: Pass, samplers: Side, trainers: Side) -> str | None:
         """How the job's series are found: None by its uid, where the pods carry it in their labels."""
-        sides, uid = (samplers, trainers), str(this.raw["metadata"]["uid"])
-        if adopt.carries_uid(self._view.all_pods(), this.key[0], sides, uid):
+        seen = self._seen
+        if seen is not None and adopt.carries_uid((*seen.sampler_pods, *seen.trainer_pods), this.uid):
             return None
-        return adopt.series_of(this.key[0], sides)
+        return adopt.series_of(this.key[0], (samplers, trainers))
+
+
+def _not_ready(this: Pass, samplers: Side, trainers: Side) -> Verdict:
+    counts = f"{this.samplers.column()} samplers and {this.trainers.column()} trainers are ready"
+    selectors = ", ".join(f"-l '{side.label_selector()}'" for side in (samplers, trainers))
+    return Verdict(False, "PodsNotReady", f"{counts}: kubectl get pods with {selectors}")
 
 
 def _runs(split: Split, samplers: Side, trainers: Side) -> bool:

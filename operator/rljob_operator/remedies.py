@@ -21,18 +21,18 @@ _CALLS = {
 
 
 def remedies(
-    telemetry: Telemetry, uid: str, *, trainer_pods: Collection[str], anything: frozenset[str]
+    telemetry: Telemetry, series: str, *, trainer_pods: Collection[str], anything: frozenset[str]
 ) -> tuple[str, ...]:
     """One sentence for each thing that is unknown, most telling first; empty if all that decisions need is known.
 
-    ``anything``: names of which any sample was seen, fresh or not. What is unknown only because the present layout is too
+    ``series``: label matchers by which the job's series were asked for. ``anything``: names of which any sample was seen, fresh or not. What is unknown only because the present layout is too
     young or no step has ended in it is no fault, and not listed.
     """
     found: list[str] = []
     if not any(name.startswith("rljob_") for name in anything):
         found.append(
-            f'no rljob_* series with rljob_dev_uid="{uid}": check that the trainer\'s pods are scraped (a PodMonitor that selects '
-            "the label rljob.dev/name and relabels rljob.dev/uid to rljob_dev_uid) and that rljob_runtime.Reporter serves in them"
+            f"no rljob_* series with {series}: check that the trainer's pods are scraped ({_scrape(series)}) and that "
+            "rljob_runtime.Reporter serves in them"
         )
     else:
         found += _job_remedies(telemetry)
@@ -41,7 +41,7 @@ def remedies(
                 f"rljob_layout_generation is {telemetry.layout_generation.state} for one of the trainer pods "
                 f"{_names(trainer_pods)}: check that each is scraped (with a pod label) and calls rljob_runtime.Reporter.acknowledged"
             )
-    return (*found, *_sampler_remedies(telemetry, uid))
+    return (*found, *_sampler_remedies(telemetry, series))
 
 
 def _job_remedies(telemetry: Telemetry) -> list[str]:
@@ -71,11 +71,11 @@ def _of_name(name: str, state: ReadingState) -> str:
     return f"{name} is {state}: {_CALLS[name]}"
 
 
-def _sampler_remedies(telemetry: Telemetry, uid: str) -> list[str]:
+def _sampler_remedies(telemetry: Telemetry, series: str) -> list[str]:
     silent = [pod for pod in sorted(telemetry.ready_samplers) if not telemetry.samplers[pod].running.known]
     if silent:
         return [
-            f'no fresh vllm:* series with rljob_dev_uid="{uid}" from {len(silent)} of {len(telemetry.ready_samplers)} ready sampler '
+            f"no fresh vllm:* series with {series} from {len(silent)} of {len(telemetry.ready_samplers)} ready sampler "
             f"pods ({_names(silent)}): check that they are scraped with a pod label, and that the engine serves /metrics"
         ]
     without_kv = [pod for pod in sorted(telemetry.ready_samplers) if not telemetry.samplers[pod].kv_usage.known]
@@ -85,6 +85,13 @@ def _sampler_remedies(telemetry: Telemetry, uid: str) -> list[str]:
             "no metric relabelling drops it"
         ]
     return []
+
+
+def _scrape(series: str) -> str:
+    """How series come to carry these labels."""
+    if series.startswith("rljob_dev_uid"):
+        return "a PodMonitor that selects the label rljob.dev/name and relabels rljob.dev/uid to rljob_dev_uid"
+    return "a PodMonitor, which keeps the labels namespace and pod"
 
 
 def _names(pods: Collection[str]) -> str:

@@ -85,7 +85,8 @@ async def observe(
     if window < MIN_SCRAPES * scrape_s:
         window = 0.0
     horizon_s = max(4.0 * STALE_SCRAPES * scrape_s, 60.0)
-    asked = questions(series or f'rljob_dev_uid="{uid}"', horizon_s, window, environment=bool(environment_turns))
+    series = series or f'rljob_dev_uid="{uid}"'
+    asked = questions(series, horizon_s, window, environment=bool(environment_turns))
     answers = await asyncio.gather(*(prometheus.query(text, at=now) for text in asked.texts), return_exceptions=True)
     since_s = None if since is None else now - since
     nothing = Telemetry(
@@ -105,7 +106,7 @@ async def observe(
         found.append(answer)
     view = Answers(asked.sorted_out(found), now, STALE_SCRAPES * scrape_s)
     try:
-        telemetry = _read(view, nothing, uid, trainer_pods, samples_per_prompt, max_response_tokens)
+        telemetry = _read(view, nothing, series, trainer_pods, samples_per_prompt, max_response_tokens)
         return (
             _with_environment(telemetry, view, environment_turns) if "environment_sum" in asked.computed else telemetry
         )
@@ -121,7 +122,7 @@ async def observe(
 def _read(
     view: Answers,
     nothing: Telemetry,
-    uid: str,
+    series: str,
     trainer_pods: Collection[str],
     samples_per_prompt: int,
     max_response_tokens: int | None,
@@ -137,7 +138,7 @@ def _read(
     )
     if telemetry.window_s > 0:
         telemetry = _windowed(telemetry, view, telemetry.window_s, samples_per_prompt, max_response_tokens)
-    return replace(telemetry, missing=remedies(telemetry, uid, trainer_pods=trainer_pods, anything=view.anything))
+    return replace(telemetry, missing=remedies(telemetry, series, trainer_pods=trainer_pods, anything=view.anything))
 
 
 def _with_environment(telemetry: Telemetry, view: Answers, turns: int | None) -> Telemetry:

@@ -10,10 +10,11 @@ import pytest
 from rljob_operator import adopt
 from rljob_operator.adopt import Side
 from rljob_operator.inventory import take_inventory
+from rljob_operator.readings import Reading
 from rljob_operator.status import Verdict
 from rljob_planner.api.spec import RLJob, RLJobSpec, TargetRef
 from tests.operator.objects import GPU, UID, job_dict, node, pod, spec_dict
-from tests.operator.situations import split
+from tests.operator.situations import split, telemetry
 
 SAMPLERS = TargetRef(kind="Deployment", name="rollout")
 TRAINERS = TargetRef(kind="StatefulSet", name="learner")
@@ -47,7 +48,7 @@ def side(role: str = "sampler", **fields: Any) -> Side:
 
 def of_app(name: str, app: str, namespace: str = "rl", **fields: Any) -> dict[str, Any]:
     found = pod(name, 4, namespace=namespace, **fields)
-    found["metadata"]["labels"] = {"app": app}
+    found["metadata"] |= {"labels": {"app": app}, "uid": f"uid-{namespace}-{name}"}
     return found
 
 
@@ -112,41 +113,41 @@ def test_the_planner_is_asked_about_the_shapes_that_run() -> None:
     assert (pinned.trainer.min_replicas, pinned.trainer.max_replicas) == (2, 2)
 
 
-def test_pods_are_those_that_the_selectors_choose_in_the_namespace() -> None:
-    pods = [
-        of_app("rollout-1", "rollout", node="n1"),
-        of_app("learner-0", "learner", node="n1"),
-        of_app("rollout-1", "rollout", namespace="other", node="n2"),
-        of_app("web", "web", node="n2"),
-    ]
-    mine, everything = adopt.adopted_pods(pods, "rl", (side(), side("trainer")), "mine", UID)
+def test_only_copies_of_the_pods_carry_the_labels_of_the_job() -> None:
+    pods = [of_app("rollout-2", "rollout", node="n1"), of_app("rollout-1", "rollout", node="n1")]
+    mine = adopt.labelled(pods, "sampler", "mine", UID)
     assert [(p["metadata"]["name"], p["metadata"]["labels"]["rljob.dev/role"]) for p in mine] == [
-        ("learner-0", "trainer"),
         ("rollout-1", "sampler"),
+        ("rollout-2", "sampler"),
     ]
-    assert len(everything) == len(pods)
     assert all("rljob.dev/uid" not in p["metadata"]["labels"] for p in pods), "the cluster's pods stay as they are"
 
 
-def test_expressions_of_a_selector_count_and_an_empty_one_chooses_nothing() -> None:
-    def chooses(labels: dict[str, str], *expressions: dict[str, Any]) -> bool:
-        selector = {"matchExpressions": list(expressions)}
-        return Side("sampler", "Deployment", "d", 1, 1, {}, selector).has({"metadata": {"labels": labels}})
+def test_a_selector_is_asked_as_a_query_writes_it_and_an_empty_one_selects_nothing() -> None:
+    def asked(selector: dict[str, Any]) -> str:
+        return Side("sampler", "Deployment", "d", 1, 1, {}, selector).label_selector()
 
-    assert chooses({"a": "1"}, {"key": "a", "operator": "In", "values": ["1", "2"]})
-    assert not chooses({"a": "3"}, {"key": "a", "operator": "In", "values": ["1", "2"]})
-    assert chooses({"a": "3"}, {"key": "a", "operator": "NotIn", "values": ["1"]}, {"key": "a", "operator": "Exists"})
-    assert not chooses({"a": "3"}, {"key": "a", "operator": "DoesNotExist"})
-    assert not chooses({"a": "3"})
+    expressions = [
+        {"key": "a", "operator": "In", "values": ["1", "2"]},
+        {"key": "b", "operator": "NotIn", "values": ["3"]},
+        {"key": "c", "operator": "Exists"},
+        {"key": "d", "operator": "DoesNotExist"},
+    ]
+    assert asked({"matchLabels": {"app": "x", "tier": "y"}}) == "app=x,tier=y"
+    assert asked({"matchLabels": {"app": "x"}, "matchExpressions": expressions}) == "app=x,a in (1,2),b notin (3),c,!d"
+    assert asked({}) == ""
 
 
 def test_what_the_adopted_pods_hold_counts_as_free_for_the_job() -> None:
     pods = [of_app("rollout-1", "rollout", node="n1"), of_app("web", "web", node="n1")]
-    _, everything = adopt.adopted_pods(pods, "rl", (side(), side("trainer")), "mine", UID)
+    # Of pods of others the view keeps no labels.
+    seen = [{**p, "metadata": {k: v for k, v in p["metadata"].items() if k != "labels"}} for p in pods]
+    everything = adopt.in_place(seen, adopt.labelled(pods[:1], "sampler", "mine", UID))
+    assert len(everything) == len(pods)
     described = adopt.described(spec(), side(), side("trainer"))
     (room,) = take_inventory(described, UID, [node("n1")], everything, [], []).rooms
     assert room.free_gpus == 4
-    assert take_inventory(described, UID, [node("n1")], pods, [], []).rooms == ()
+    assert take_inventory(described, UID, [node("n1")], seen, [], []).rooms == ()
 
 
 def test_a_job_that_adopts_is_promised_nothing_of_other_jobs_nodes() -> None:
@@ -168,7 +169,7 @@ def test_series_are_found_by_uid_only_if_all_pods_carry_it(labelled: bool, expec
     pods[0]["metadata"]["labels"]["rljob.dev/uid"] = UID
     if labelled:
         pods[1]["metadata"]["labels"]["rljob.dev/uid"] = UID
-    assert adopt.carries_uid(pods, "rl", (side(), side("trainer")), UID) is expected
+    assert adopt.carries_uid(pods, UID) is expected
 
 
 def test_series_are_found_by_the_names_that_workloads_give() -> None:
@@ -188,3 +189,13 @@ def test_what_gives_gpus_up_is_scaled_first() -> None:
     back = adopt.scale_words("rl", side(replicas=4), side("trainer", replicas=2), split(6, 1))
     assert back.startswith("kubectl -n rl scale statefulset learner --replicas=1, then")
     assert adopt.scale_words("rl", side(replicas=4), side("trainer", replicas=2), split(4, 2)) == ""
+
+
+@pytest.mark.parametrize(("in_flight", "cap"), [(301.0, 304), (290.0, 300), (None, 300), (0.0, 300), (900.0, 904)])
+def test_the_cap_in_force_is_what_is_in_flight_in_whole_groups(in_flight: float | None, cap: int) -> None:
+    seen = telemetry(in_flight_samples=Reading.missing() if in_flight is None else Reading.of(in_flight))
+    before = split(4, 2, in_flight=300 if cap == 300 else 200)
+    found = adopt.with_cap_seen(spec(), before, seen)
+    assert found is not None
+    assert found.in_flight == cap
+    assert found.same_shape(before)
