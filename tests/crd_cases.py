@@ -110,6 +110,8 @@ def asking(resources: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+POOLS = [{"name": "near", "selector": {"zone": "a"}}, {"name": "far", "selector": {"zone": "b"}, "maxGPUs": 0}]
+
 CASES: tuple[Case, ...] = (
     Case(
         "sampler-undescribed",
@@ -242,6 +244,12 @@ CASES: tuple[Case, ...] = (
         "staleness.max 0 is only kept by a bound",
         rejected={"spec.staleness": {"max": 0, "bound": "none"}},
         accepted={"spec.staleness": {"max": 0, "bound": "admission"}},
+    ),
+    Case(
+        "pools-and-nodes",
+        "sampler.pools and sampler.nodes both say where samplers run",
+        rejected={"spec.sampler.pools": POOLS, "spec.sampler.nodes": {"selector": {"zone": "a"}}},
+        accepted={"spec.sampler.pools": POOLS, "spec.nodes": {"selector": {"zone": "a"}}},
     ),
     Case(
         "sampler-minima-above-maxima",

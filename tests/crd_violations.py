@@ -34,7 +34,16 @@ FULL = job(
         "spec.sampler.maxReplicas": 8,
         "spec.sampler.maxRunning": 64,
         "spec.sampler.drainTimeout": "5m",
-        "spec.sampler.nodes": {"gpuResource": "nvidia.com/gpu"},
+        "spec.sampler.pools": [
+            {
+                "name": "near",
+                "selector": {"zone": "a"},
+                "tolerations": [{"key": "a", "operator": "Exists"}],
+                "accelerator": "H100-SXM",
+                "maxGPUs": 4,
+            },
+        ],
+        "spec.trainer.nodes": {"gpuResource": "nvidia.com/gpu"},
         "spec.trainer.gpusPerReplica": 8,
         "spec.trainer.minReplicas": 1,
         "spec.trainer.maxReplicas": 1,

@@ -17,12 +17,24 @@ if TYPE_CHECKING:
     from rljob_planner.split import Split
 
 
+class PoolJson(Part):
+    """The samplers of one node pool."""
+
+    name: str
+    replicas: int
+
+
 class SamplersJson(Part):
     """The sampler side of a split."""
 
     replicas: int
     gpus_per_replica: int
     tensor_parallel: int
+    pools: list[PoolJson] | None = Field(
+        default=None,
+        exclude_if=lambda pools: pools is None,
+        description="Where the replicas run; absent for a job without sampler.pools.",
+    )
 
 
 class TrainersJson(Part):
@@ -206,7 +218,10 @@ def _split(split: Split) -> SplitJson:
     return SplitJson(
         mode=split.mode,
         samplers=SamplersJson(
-            replicas=s.replicas, gpus_per_replica=s.gpus_per_replica, tensor_parallel=s.tensor_parallel
+            replicas=s.replicas,
+            gpus_per_replica=s.gpus_per_replica,
+            tensor_parallel=s.tensor_parallel,
+            pools=None if s.pools is None else [PoolJson(name=p.name, replicas=p.replicas) for p in s.pools],
         ),
         trainers=TrainersJson(
             replicas=t.replicas, gpus_per_replica=t.gpus_per_replica, dp=t.dp, tp=t.tp, pp=t.pp, ep=t.ep

@@ -20,7 +20,14 @@ class Accelerators:
     """The GPU type of each role."""
 
     sampler: Gpu
+    """That of all samplers; where they span pools, of the first pool that has nodes."""
     trainer: Gpu
+    pools: tuple[tuple[str, Gpu], ...] = ()
+    """The GPU type of each of ``sampler.pools`` that is known, in the order of the spec."""
+
+    def of_pool(self, name: str) -> Gpu:
+        """The GPU type of a pool; that of the samplers if the pool's is not known."""
+        return dict(self.pools).get(name, self.sampler)
 
 
 def accelerators_of(spec: RLJobSpec, rooms: Sequence[Room]) -> Accelerators:
@@ -30,10 +37,30 @@ def accelerators_of(spec: RLJobSpec, rooms: Sequence[Room]) -> Accelerators:
     PlanningError ``UnknownAccelerator`` or ``MixedAccelerators``.
     """
     stated = None if spec.accelerator is None else gpu(spec.accelerator)
+    if spec.sampler.pools:
+        pools = _of_pools(spec, stated, rooms)
+        return Accelerators(
+            pools[0][1] if pools else _of_role("sampler", stated, []),
+            _of_role("trainer", stated, [r for r in rooms if r.trainers]),
+            pools,
+        )
     return Accelerators(
         _of_role("sampler", stated, [r for r in rooms if r.samplers]),
         _of_role("trainer", stated, [r for r in rooms if r.trainers]),
     )
+
+
+def _of_pools(spec: RLJobSpec, stated: Gpu | None, rooms: Sequence[Room]) -> tuple[tuple[str, Gpu], ...]:
+    """The GPU type of each pool that has nodes, or says which GPU it has; those with nodes first."""
+    with_nodes, without = [], []
+    for pool in spec.sampler.pools:
+        here = [r for r in rooms if r.samplers and r.pool == pool.name and r.free_gpus > 0]
+        own = stated if pool.accelerator is None else gpu(pool.accelerator)
+        if here:
+            with_nodes.append((pool.name, _of_role(f"sampler of pool {pool.name}", own, here)))
+        elif own is not None:
+            without.append((pool.name, own))
+    return (*with_nodes, *without)
 
 
 def _of_role(role: str, stated: Gpu | None, rooms: Sequence[Room]) -> Gpu:

@@ -101,9 +101,9 @@ def synchronous(job: Job, space: Space, best: Split, calibration: Calibration, s
     """All GPUs sample, then all train: the best engine width with as many trainers as the nodes hold.
 
     Engines and trainer share their GPUs, which makes training steps slower and moves the optimizer's state out and in.
-    None where the roles cannot share GPUs: different accelerators, nodes of one role alone, or a trainer that does not fit.
+    None where the roles cannot share GPUs: different accelerators, sampler pools, nodes of one role alone, or a trainer that does not fit.
     """
-    if job.accelerators.sampler != job.accelerators.trainer:
+    if job.spec.sampler.pools or job.accelerators.sampler != job.accelerators.trainer:
         return None
     shared = [room for room in space.rooms if room.samplers and room.trainers]
     per_trainer = space.trainer_gpus

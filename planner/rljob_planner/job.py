@@ -74,6 +74,7 @@ class Job:
     _engines: dict[int, Engine] = field(default_factory=dict)
     _decode_costs: dict[tuple[int, int, float], DecodeCost] = field(default_factory=dict)
     _rooms: dict[int, int] = field(default_factory=dict)
+    _pools: dict[str, Job] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -229,16 +230,15 @@ class Job:
         """
         slowdown = training_efficiency().colocated_slowdown if colocated else 1.0
         offload_s = self._offload_s(split) if colocated else 0.0
-        spec, tensor_parallel = self.spec, split.samplers.tensor_parallel
+        spec = self.spec
         queue, environment, turns = spec.queue, spec.workload.environment, self.simulated_turns
+        kv_tokens, decode = self._samplers(split, calibration.sampler_speed * decode_speed)
         return SimulationInput(
             mode=split.mode,
             replicas=split.samplers.replicas,
             max_running=_simulated_slots(split),
-            kv_tokens=self.kv_tokens(tensor_parallel),
-            decode=self.decode_cost(
-                tensor_parallel, split.samplers.max_running, calibration.sampler_speed * decode_speed
-            ),
+            kv_tokens=kv_tokens,
+            decode=decode,
             train=self.train_cost(split.trainers, self.trainer_speed(calibration) * train_speed / slowdown),
             weight_sync_s=(self.weight_sync_s + offload_s) * sync_time,
             prompts_per_step=spec.workload.prompts_per_step,
@@ -259,6 +259,35 @@ class Job:
             sandboxes=self.sandbox_limit,
         )
 
+    def of_pool(self, name: str) -> Job:
+        """The job as it would be with all samplers in one pool: for the cost and the KV room of a replica there."""
+        if name not in self._pools:
+            own = self.accelerators.of_pool(name)
+            on = replace(self.accelerators, sampler=own, pools=())
+            # Decode constants and KV room are those of the GPU that they were measured on.
+            calibration = self.calibration if own == self.accelerators.sampler else None
+            self._pools[name] = Job(self.spec, self.model, on, self.lengths, calibration)
+        return self._pools[name]
+
+    def unlike(self, split: Split) -> tuple[str, ...]:
+        """The GPU types that a split's samplers run on, where they span pools."""
+        used = (pool.name for pool in split.samplers.pools or () if pool.replicas > 0)
+        return tuple(dict.fromkeys(self.accelerators.of_pool(name).name for name in used))
+
+    def _samplers(self, split: Split, factor: float) -> tuple[int, DecodeCost]:
+        """KV room and cost of a replica; where the split spans pools of unlike GPUs, of the mean replica (``pools``)."""
+        s = split.samplers
+        parts = [(pool.replicas, self.of_pool(pool.name)) for pool in s.pools or () if pool.replicas > 0]
+        if len(self.unlike(split)) < 2:
+            alone = parts[0][1] if parts else self
+            return alone.kv_tokens(s.tensor_parallel), alone.decode_cost(s.tensor_parallel, s.max_running, factor)
+        from rljob_planner.pools import mixed
+
+        costs = [(n, job.decode_cost(s.tensor_parallel, s.max_running, factor)) for n, job in parts]
+        kv = sum(n * job.kv_tokens(s.tensor_parallel) for n, job in parts) // sum(n for n, _ in parts)
+        operating = min(s.max_running, split.in_flight / s.replicas, kv / self.context_tokens)
+        return kv, mixed(costs, self.context_tokens, operating)
+
     def _offload_s(self, split: Split) -> float:
         """Seconds in which the optimizer's state leaves GPUs that sample next, and comes back."""
         known, gpu = training_efficiency(), self.accelerators.trainer
@@ -267,11 +296,13 @@ class Job:
 
     def usd_per_hour(self, split: Split) -> float | None:
         """Price of the GPUs that a split uses, None if one of them has none."""
-        sampler, trainer = self.accelerators.sampler.usd_per_hour, self.accelerators.trainer.usd_per_hour
-        if sampler is None or trainer is None:
+        trainer, s = self.accelerators.trainer.usd_per_hour, split.samplers
+        gpus = [(p.replicas * s.gpus_per_replica, self.accelerators.of_pool(p.name)) for p in s.pools or ()]
+        prices = [(count, on.usd_per_hour) for count, on in gpus or [(s.gpus, self.accelerators.sampler)] if count > 0]
+        if trainer is None or any(price is None for _, price in prices):
             return None
-        shared = split.mode == "sync"
-        return (0.0 if shared else split.samplers.gpus * sampler) + split.trainers.gpus * trainer
+        samplers = sum(count * (price or 0.0) for count, price in prices)
+        return (0.0 if split.mode == "sync" else samplers) + split.trainers.gpus * trainer
 
 
 def _simulated_slots(split: Split) -> int:

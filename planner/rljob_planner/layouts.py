@@ -10,11 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from rljob_planner.api.pools import SamplerPool
 from rljob_planner.api.spec import Precision
 from rljob_planner.errors import PlanningError
 from rljob_planner.job import Job
-from rljob_planner.placement import Room, frontier
-from rljob_planner.split import SamplerSplit, Split, TrainerSplit
+from rljob_planner.placement import Room, frontier, placeable_gpus
+from rljob_planner.pools import PoolSpeed, allocations, chosen
+from rljob_planner.split import PoolSplit, SamplerSplit, Split, TrainerSplit
 from rljob_planner.training import TrainerSetup, batch_divides, parallelism
 
 _WIDEST_USUAL = 8
@@ -55,13 +57,19 @@ class Space:
     _untrainable: dict[int, str] = field(default_factory=dict)
     """Trainer counts that fell out, and why."""
     _frontiers: dict[int, list[int]] = field(default_factory=dict)
+    _allocations: dict[int, list[list[int]]] = field(default_factory=dict)
+    _speeds: dict[int, tuple[PoolSpeed, ...]] = field(default_factory=dict)
+    _unused: dict[str, str] = field(default_factory=dict)
+    """Pools that fell out for a width, and why."""
     _trainers: dict[int, TrainerSplit | None] = field(default_factory=dict)
 
     @property
     def rejected(self) -> dict[str, str]:
         """What fell out, and why."""
         widths = {f"samplers of {_name(width, 'GPU')}": why for width, why in self._narrow.items()}
-        return widths | {_name(count, "trainer"): why for count, why in sorted(self._untrainable.items())}
+        return (
+            widths | self._unused | {_name(count, "trainer"): why for count, why in sorted(self._untrainable.items())}
+        )
 
     @property
     def trainer_gpus(self) -> int:
@@ -85,32 +93,44 @@ class Space:
         return usual or fitting[:1]
 
     def _width_fits(self, width: int) -> bool:
-        job = self.job
+        """Whether samplers of this width work; of several pools, on one at least."""
+        pools = self.job.spec.sampler.pools
+        if not pools:
+            why = self._why_too_narrow(self.job, width)
+        else:
+            said = {pool.name: self._why_too_narrow(self.job.of_pool(pool.name), width) for pool in pools}
+            why = "" if "" in said.values() else next(iter(said.values()))
+            if not why:
+                unfit = {name: text for name, text in said.items() if text}
+                self._unused |= {f"pool {name} with samplers of {_name(width, 'GPU')}": t for name, t in unfit.items()}
+        if why:
+            self._narrow[width] = why
+        return not why
+
+    def _why_too_narrow(self, job: Job, width: int) -> str:
+        """Why samplers of this width can't work on a job's GPUs; empty if they can."""
         tensor_parallel = self.tensor_parallel(width)
         if not job.model.tensor_parallel_fits(tensor_parallel):
-            self._narrow[width] = (
+            return (
                 f"{job.model.heads} attention heads cannot be divided by {tensor_parallel}: "
                 "write a sampler.gpusPerReplica that divides them, such as 1, 2, 4 or 8"
             )
-            return False
         room, longest = job.kv_tokens(tensor_parallel), job.longest_tokens
         gpu = job.accelerators.sampler.name
         if room <= 0:
             wide = job.weights.linear_bytes > 1
             smaller = ["use model.weights: fp8"] if wide else []
-            self._narrow[width] = (
+            return (
                 f"the {job.spec.model.weights.value} weights of {job.model.name} do not fit on {tensor_parallel} × {gpu}: "
                 + _either([*_wider(job, width), *smaller, "take GPUs with more memory"])
             )
-            return False
         if room < longest:
             smaller = [] if job.spec.model.kv_cache is Precision.FP8 else ["use model.kvCache: fp8"]
-            self._narrow[width] = (
+            return (
                 f"a response of workload.responseTokens.max with its prompt is {longest} tokens, the KV cache of "
                 f"{tensor_parallel} × {gpu} holds {room}: " + _either([*_wider(job, width), *smaller, "lower the max"])
             )
-            return False
-        return True
+        return ""
 
     def tensor_parallel(self, width: int) -> int:
         """Width of the engine in a pod of so many GPUs."""
@@ -124,8 +144,39 @@ class Space:
         """Most samplers of this width beside 0, 1, 2, … trainers on the nodes."""
         if width not in self._frontiers:
             most = self.job.spec.gpus // self.trainer_gpus
-            self._frontiers[width] = frontier(self.rooms, width, self.trainer_gpus, most).tolist()
+            if self.job.spec.sampler.pools:
+                found = allocations(self.rooms, self.speeds(width), width, self.trainer_gpus, most)
+                self._allocations[width] = found.tolist()
+                self._frontiers[width] = found.sum(axis=1).tolist()
+            else:
+                self._frontiers[width] = frontier(self.rooms, width, self.trainer_gpus, most).tolist()
         return self._frontiers[width]
+
+    def speeds(self, width: int) -> tuple[PoolSpeed, ...]:
+        """The pools for samplers of this width: how fast a full replica is there, and how many may be."""
+        if width not in self._speeds:
+            self._speeds[width] = tuple(self._speed(pool, width) for pool in self.job.spec.sampler.pools)
+        return self._speeds[width]
+
+    def _speed(self, pool: SamplerPool, width: int) -> PoolSpeed:
+        job, tensor_parallel, slots = self.job.of_pool(pool.name), self.tensor_parallel(width), self.max_running()
+        most = None if pool.max_gpus is None else pool.max_gpus // width
+        if self._why_too_narrow(job, width):
+            return PoolSpeed(pool.name, 0.0, 0)
+        full = max(1.0, min(slots, job.kv_tokens(tensor_parallel) / job.context_tokens, self.job.most_in_flight))
+        iteration_s = job.decode_cost(tensor_parallel, slots, 1.0).iteration_s(full, full * job.context_tokens)
+        return PoolSpeed(pool.name, full / iteration_s, most)
+
+    def placeable(self, width: int) -> int:
+        """The most GPUs of the budget that replicas can hold at once with samplers of this width."""
+        budget, per_trainer = self.job.spec.gpus, self.trainer_gpus
+        if not self.job.spec.sampler.pools:
+            return placeable_gpus(self.rooms, width, per_trainer, budget)
+        held = (
+            trainers * per_trainer + min(samplers, (budget - trainers * per_trainer) // width) * width
+            for trainers, samplers in enumerate(self.frontier(width))
+        )
+        return max(held, default=0)
 
     def samplers_beside(self, width: int, trainers: int) -> int:
         """Most samplers of this width beside so many trainers, by nodes, budget and ``sampler.maxReplicas``.
@@ -211,9 +262,16 @@ class Space:
                 gpus_per_replica=width,
                 tensor_parallel=self.tensor_parallel(width),
                 max_running=self.max_running(),
+                pools=self._pools(width, trainers, count),
             ),
             divided,
         )
+
+    def _pools(self, width: int, trainers: int, replicas: int) -> tuple[PoolSplit, ...] | None:
+        if not self.job.spec.sampler.pools:
+            return None
+        self.frontier(width)
+        return chosen(self._allocations[width][trainers], self.speeds(width), replicas)
 
     def first(self, fewer_samplers: bool) -> list[Layout]:
         """The layouts to begin with; ``fewer_samplers``: also those that leave GPUs unused, for a job that pays for them.

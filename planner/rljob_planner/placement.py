@@ -39,6 +39,8 @@ class Room:
     """Whether sampler pods may run there (selector, taints)."""
     trainers: bool = True
     """Whether trainer pods may run there."""
+    pool: str | None = None
+    """The pool of ``sampler.pools`` that the node belongs to, None for a job without pools or a node of none."""
 
 
 def frontier(
@@ -117,16 +119,18 @@ def placeable_gpus(rooms: Sequence[Room], sampler_gpus: int, trainer_gpus: int, 
 def rooms_of(nodes: str, accelerator: str | None = None) -> tuple[Room, ...]:
     """Nodes for an offline plan from a text such as ``8x8`` (nodes × GPUs), or several: ``8x8,2x4``.
 
-    Raises ValueError with an example if the text is something else.
+    ``near=4x8,far=8x8`` names the pools that they belong to. Raises ValueError with an example if the text is something else.
     """
     rooms: list[Room] = []
     for part in nodes.split(","):
-        match = re.fullmatch(r"\s*(\d+)\s*[x×]\s*(\d+)\s*", part)
-        if match is None or not (0 < int(match[1]) <= 100_000 and 0 < int(match[2]) <= 1024):
+        match = re.fullmatch(r"\s*(?:([-a-z0-9]+)\s*=)?\s*(\d+)\s*[x×]\s*(\d+)\s*", part)
+        if match is None or not (0 < int(match[2]) <= 100_000 and 0 < int(match[3]) <= 1024):
             raise ValueError(
                 f"{nodes!r} does not describe nodes: write nodes × GPUs of a node, such as 8x8, or 8x8,2x4"
             )
-        rooms += [Room(f"node-{len(rooms) + i}", int(match[2]), accelerator) for i in range(int(match[1]))]
+        rooms += [
+            Room(f"node-{len(rooms) + i}", int(match[3]), accelerator, pool=match[1]) for i in range(int(match[2]))
+        ]
     return tuple(rooms)
 
 

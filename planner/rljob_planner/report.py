@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rljob_planner.durations import seconds
+from rljob_planner.pools import words
 
 if TYPE_CHECKING:
     from rljob_planner._plan_json import ElasticityJson
@@ -187,6 +188,8 @@ def _plan_facts(plan: Plan, spec: RLJobSpec) -> Iterable[tuple[str, str]]:
     split, period, found = plan.split, plan.period, plan.evaluation
     yield "Split", f"{split.label()}, at most {split.in_flight} samples in flight"
     yield "", _widths(split)
+    if split.samplers.pools is not None:
+        yield "Pools", words(split.samplers.pools)
     unused = spec.gpus - split.gpus
     if unused:
         placed = f"; these sizes can fill {plan.placeable_gpus}" if plan.placeable_gpus < spec.gpus else ""

@@ -24,7 +24,8 @@ from rljob_planner.job import Job
 from rljob_planner.layouts import Layout, Space
 from rljob_planner.lengths import LengthDistribution
 from rljob_planner.outcome import Candidate, Elasticity, Evaluation, Plan, Run, RunTime, SweepPoint, two_digits
-from rljob_planner.placement import Room, placeable_gpus
+from rljob_planner.placement import Room
+from rljob_planner.pools import mixed_note
 from rljob_planner.race import NOISE, Race, line_up, winners
 from rljob_planner.sandboxes import Sandboxes, sandbox_note, sandboxes
 from rljob_planner.screen import Screened, screened
@@ -103,9 +104,7 @@ def plan(
         neighbours=tuple(_neighbour(race, e, best) for e in beside) if detail else (),
         length_sweep=sweep,
         elasticity=slopes,
-        placeable_gpus=placeable_gpus(
-            rooms, best.split.samplers.gpus_per_replica, best.split.trainers.gpus_per_replica, spec.gpus
-        ),
+        placeable_gpus=space.placeable(best.split.samplers.gpus_per_replica),
         rho=best.rho,
         evaluation=best,
         notes=_notes(race, space, run, growth, off, sweep, environments, _coarse(race, space, best) if detail else ""),
@@ -361,4 +360,5 @@ def _notes(
             f"than the factor says: {means}"
         )
     notes.append(sandbox_note(best, environments))
+    notes.append(mixed_note(job.unlike(best.split)))
     return tuple(note for note in notes if note)

@@ -5,6 +5,15 @@ from __future__ import annotations
 from rljob_planner.api.base import ApiModel
 
 
+class PoolSplit(ApiModel):
+    """The samplers of one node pool."""
+
+    name: str
+    """Name of the pool."""
+    replicas: int
+    """Sampler pods there."""
+
+
 class SamplerSplit(ApiModel):
     """The sampler side of a split."""
 
@@ -16,6 +25,8 @@ class SamplerSplit(ApiModel):
     """Tensor-parallel width of one engine; equals the GPUs of a replica where one engine runs in a pod."""
     max_running: int
     """Most running samples of one replica (the engine's max_num_seqs)."""
+    pools: tuple[PoolSplit, ...] | None = None
+    """Where the replicas run, for a job with ``sampler.pools``; their sum is ``replicas``. Absent for a job without pools."""
 
     @property
     def gpus(self) -> int:

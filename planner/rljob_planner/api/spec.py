@@ -17,6 +17,7 @@ from rljob_planner.api import rules
 from rljob_planner.api.base import ApiModel, Bool, Duration, Int, Percent, Rule, duration_s, percent_fraction
 from rljob_planner.api.companions import Driver, Sandbox, SandboxNetwork
 from rljob_planner.api.nodes import Nodes, Toleration
+from rljob_planner.api.pools import MOST_POOLS, POOL_RULES, Pools, SamplerPool
 from rljob_planner.api.status import RLJobStatus
 from rljob_planner.api.targets import TargetRef, described_once
 from rljob_planner.api.template import Template
@@ -55,6 +56,7 @@ __all__ = [
     "ResponseTokens",
     "Rule",
     "Sampler",
+    "SamplerPool",
     "Sandbox",
     "SandboxNetwork",
     "Staleness",
@@ -177,6 +179,7 @@ class Sampler(ApiModel):
             field="minReplicas",
         ),
         described_once("sampler"),
+        *POOL_RULES,
     )
 
     engine: Literal["vllm"] = Field(default="vllm", description="Inference engine.")
@@ -201,6 +204,12 @@ class Sampler(ApiModel):
         description="How long a sampler that leaves may finish its samples, as a duration such as 90s or 15m.",
     )
     nodes: Nodes | None = Field(default=None, description="The nodes for samplers, instead of spec.nodes.")
+    pools: Pools = Field(
+        default=(),
+        max_length=MOST_POOLS,
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+        description="Node pools that samplers may span, instead of nodes; the fastest are filled first.",
+    )
     target_ref: TargetRef | None = Field(
         default=None,
         description="Samplers that run already, instead of a template: they are watched and never touched, in mode Recommend.",
