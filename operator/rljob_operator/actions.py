@@ -21,6 +21,7 @@ from rljob_operator.fence import held_by_another
 from rljob_operator.layout import LAYOUT_FILE
 from rljob_operator.lifecycle import Workloads
 from rljob_operator.rebalance import Targets, timestamp
+from rljob_operator.together import together
 from rljob_operator.trouble import owned_by, taken
 from rljob_operator.view import View
 from rljob_planner.api import GROUP, KIND, VERSION
@@ -185,13 +186,14 @@ class Actions:
         if not self._untouched:
             return True
         there = {gate.uid_of(pod): pod for pod in pods}
-        for uid, generation in tuple(self._untouched.items()):
+
+        async def touched(uid: str) -> None:
             pod = there.get(uid)
-            done = pod is None or gate.is_terminating(pod)
-            if pod is not None and not done:
-                done = await self._patch_pod(pod, {LAYOUT_ANNOTATION: str(generation)})
-            if done:
+            gone = pod is None or gate.is_terminating(pod)
+            if pod is None or gone or await self._patch_pod(pod, {LAYOUT_ANNOTATION: str(self._untouched[uid])}):
                 del self._untouched[uid]
+
+        await together(touched, tuple(self._untouched))
         return not self._untouched
 
     async def price_victims(self, pods: Iterable[Json], victims: Collection[str]) -> None:
@@ -249,9 +251,8 @@ class Actions:
         waiting = set(gate.unlifted_grants(pods, granted))
         if gate.committed_gpus(pods, gpu_resources, granted) > job.spec.gpus:
             return False
-        for pod in pods:
-            if gate.uid_of(pod) not in waiting or gate.is_terminating(pod) or gate.is_terminal(pod):
-                continue
+
+        async def lift(pod: Json) -> None:
             meta = pod["metadata"]
             try:
                 await self._cluster.merge(PODS, meta["namespace"], meta["name"], gate.lift_patch(pod))
@@ -261,6 +262,9 @@ class Actions:
                 logger.info("%s/%s changed before its gate was lifted", meta["namespace"], meta["name"])
             else:
                 waiting.discard(gate.uid_of(pod))
+
+        living = (pod for pod in pods if not (gate.is_terminating(pod) or gate.is_terminal(pod)))
+        await together(lift, [pod for pod in living if gate.uid_of(pod) in waiting])
         return not waiting
 
     async def try_pods(self, job: RLJob, split: Split) -> ClusterError | None:

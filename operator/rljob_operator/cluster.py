@@ -11,7 +11,7 @@ resourceVersion changes that version of it and nothing else. So nobody undoes wh
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 from urllib.parse import urlencode
@@ -22,6 +22,9 @@ from kubernetes.aio.client.exceptions import ApiException
 FIELD_MANAGER = "rljob-operator"
 
 Json = dict[str, Any]
+
+WATCH_SILENCE_S = 180.0
+"""How long a watch may bring nothing before it counts as dead: the API server sends a bookmark each minute."""
 
 
 class ClusterError(Exception):
@@ -188,6 +191,35 @@ class Cluster:
         """The objects of a collection that carry labels, read from the store and not from a cache."""
         answer = await self._request("GET", resource.path(namespace), query={"labelSelector": label_selector})
         return list(answer["items"])
+
+    async def page(self, resource: Resource, namespace: str | None, limit: int, token: str) -> Json:
+        """A page of a whole collection; ``token`` is what the page before it says as ``metadata.continue``."""
+        query = {"limit": str(limit), **({"continue": token} if token else {})}
+        return await self._request("GET", resource.path(namespace), query=query)
+
+    async def follow(self, resource: Resource, namespace: str | None, version: str) -> AsyncIterator[Json]:
+        """The watch events of a collection after ``version``, bookmarks and errors among them, until the server ends the watch."""
+        query = {"watch": "true", "resourceVersion": version, "allowWatchBookmarks": "true", "timeoutSeconds": "600"}
+        timeout = client.rest.aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=WATCH_SILENCE_S)
+        path = f"{resource.path(namespace)}?{urlencode(query)}"
+        try:
+            verb, url, headers, _, _ = await self._api.param_serialize(
+                "GET", path, header_params={"Accept": "application/json"}, auth_settings=["BearerToken"]
+            )
+            answer = await self._api.call_api(verb, url, headers, _request_timeout=timeout)
+            if answer.status >= 400:
+                raise ClusterError(answer.status, str(answer.reason), (await answer.read()).decode(errors="replace"))
+            # Lines may be longer than what aiohttp reads as one: an object has up to 1.5 MB.
+            rest = b""
+            try:
+                async for chunk in answer.response.content.iter_any():
+                    *lines, rest = (rest + chunk).split(b"\n")
+                    for line in lines:
+                        yield json.loads(line)
+            finally:
+                answer.response.close()
+        except (OSError, TimeoutError, ValueError, client.rest.aiohttp.ClientError) as error:
+            raise ClusterError(0, "Unreachable", f"the watch broke off: {error!r}") from error
 
     async def apply(self, obj: Json, *, dry_run: bool = False) -> Json:
         """Server-side apply under the operator's field manager; its fields win over other managers'."""

@@ -7,8 +7,10 @@ job's fate is tried there in thousands of histories, and it is this code, not a 
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from collections.abc import Awaitable, Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -93,4 +95,17 @@ class Edges:
                 series=question.series,
             )
 
-        return cls(observe)
+        return cls(observe, in_thread=_on_planner_thread)
+
+
+_planner_thread = ThreadPoolExecutor(1, thread_name_prefix="planner")
+
+
+async def _on_planner_thread(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """Runs a function on the one thread that plans.
+
+    Several would be no faster, since most of a plan holds the interpreter lock, and each of them keeps memory of its own for what the
+    simulator allocates: six threads take twice the memory of one.
+    """
+    call = functools.partial(function, *args, **kwargs)
+    return await asyncio.get_running_loop().run_in_executor(_planner_thread, call)

@@ -16,6 +16,7 @@ import contextlib
 import logging
 import os
 import signal
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -24,7 +25,7 @@ from typing import Any
 import aiohttp
 import kopf
 
-from rljob_operator import autoscalers, kept, watches
+from rljob_operator import autoscalers, kept, stateless, watches
 from rljob_operator.cluster import FIELD_MANAGER, Cluster, ClusterError, Json
 from rljob_operator.config import Config
 from rljob_operator.edges import Edges
@@ -49,6 +50,9 @@ FREED_S = 1.0
 
 BURST_S = 0.2
 """Shortest time between two passes over a job, unless the first asked for the second at once."""
+
+LONGEST_BURST_S = 2.0
+"""Longest such pause: where the API server or this process is slow, passes that come as fast as they can make it slower."""
 
 logger = logging.getLogger("rljob_operator")
 
@@ -86,6 +90,7 @@ class Memo:
     elector: Elector | None = None
     election: asyncio.Task[None] | None = None
     take_over: TakeOver | None = None
+    pods: watches.Pods | None = None
 
     async def connect(self) -> None:
         """Connects to the API server and, if there is an election, takes part in it."""
@@ -139,6 +144,8 @@ class Memo:
     async def disconnect(self) -> None:
         """Closes the connections, after the jobs' tasks have ended."""
         await self.hand_over()
+        if self.pods is not None:
+            await self.pods.stop()
         if self.session is not None:
             await self.session.close()
         if self.cluster is not None:
@@ -183,6 +190,7 @@ class Memo:
         failures = 0
         while True:
             job.wake.clear()
+            began = time.monotonic()
             try:
                 delay_s = await reconciler.run_pass()
                 failures = 0
@@ -197,9 +205,10 @@ class Memo:
             job.last_pass_s = time.monotonic()
             if delay_s is None:
                 return
-            # A burst of events (a fleet that starts) becomes one pass, not one a pod.
-            await asyncio.sleep(min(BURST_S, delay_s))
-            await _woken(job.wake, delay_s - BURST_S)
+            # A burst of events (a fleet that starts) becomes one pass, not one a pod; the longer passes take, the fewer.
+            burst_s = min(LONGEST_BURST_S, max(BURST_S, 2.0 * (job.last_pass_s - began)))
+            await asyncio.sleep(min(burst_s, delay_s))
+            await _woken(job.wake, delay_s - burst_s)
 
     def start(self, job: JobTask) -> None:
         """Starts the task of a job; should it ever end while the job is there, it is started anew."""
@@ -242,8 +251,9 @@ def registry(config: Config) -> tuple[kopf.OperatorRegistry, Memo]:
         settings.watching.server_timeout = 600
         settings.networking.request_timeout = 60
         settings.persistence.finalizer = f"{GROUP}/kopf"
+        settings.persistence.diffbase_storage = stateless.NoEssence()
+        settings.persistence.progress_storage = stateless.NoProgress()
         settings.background.cancellation_polling = 5
-        memo.view.pods = indexes["pods"]
         memo.view.nodes = indexes["nodes"]
         memo.view.quotas = indexes["quotas"]
         memo.view.autoscalers = indexes["autoscalers"]
@@ -256,6 +266,9 @@ def registry(config: Config) -> tuple[kopf.OperatorRegistry, Memo]:
             ", ".join(config.namespaces) or "all",
         )
         await memo.connect()
+        assert memo.cluster is not None
+        memo.pods = watches.Pods(memo.cluster, config.namespaces, memo)
+        await memo.pods.start()
         if config.metrics_port is not None:
             memo.metrics.serve(config.metrics_port)
 
@@ -269,6 +282,8 @@ def registry(config: Config) -> tuple[kopf.OperatorRegistry, Memo]:
 
     @kopf.on.probe(id="reconciling", registry=found)
     def reconciling(**_: Any) -> float:
+        if memo.pods is not None and memo.pods.lost and not memo.closing:
+            raise RuntimeError("the watch of pods ended, so that nothing would be seen any more")
         if memo.election is not None and memo.election.done() and not memo.closing:
             raise RuntimeError("the leader election ended, so that this replica would never lead again")
         if not memo.leading:
@@ -336,6 +351,8 @@ def _watch_children(found: kopf.OperatorRegistry, memo: Memo, api: str, plural: 
 
 def run(config: Config) -> None:
     """Runs the operator until it is told to stop."""
+    # While a plan is computed, everything else gets the interpreter this much sooner.
+    sys.setswitchinterval(0.001)
     # One line for each handled event says nothing that the status does not.
     kopf.configure(verbose=False)
     for noisy in ("aiohttp.access", "kopf.objects"):

@@ -6,7 +6,10 @@ interpreter lock.
 
 from __future__ import annotations
 
+from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
 
 from rljob_operator import holders
 from rljob_operator import inventory as inventories
@@ -21,6 +24,7 @@ from rljob_planner.api.status import PlanStatus, RunTime, Spread, StalenessSumma
 from rljob_planner.calibrate import Calibration
 from rljob_planner.durations import seconds
 from rljob_planner.hardware import gpu
+from rljob_planner.placement import Room
 from rljob_planner.search import Plan, PlanningError
 from rljob_planner.split import SamplerSplit, Split, TrainerSplit
 
@@ -36,11 +40,52 @@ def first_plan(
     if missing is not None:
         return Verdict(False, "DoesNotFit", missing)
     try:
-        return (planner or Planner()).plan(
-            limited(spec, inventory), inventory.rooms, calibration=calibration or Calibration(), detail=False
+        return _answers.plan(
+            planner or Planner(), limited(spec, inventory), inventory.rooms, calibration or Calibration()
         )
     except PlanningError as error:
         return Verdict(False, error.reason, str(error))
+
+
+class Answers:
+    """First plans that were asked for before: many jobs of a team differ in their names and pods alone.
+
+    What makes two questions the same: everything in the spec but what the planner does not read, the calibration, and the rooms, whatever
+    the nodes are called; of equal rooms no more count than the budget could fill.
+    """
+
+    def __init__(self, kept: int = 32) -> None:
+        """Keeps the answers to the last ``kept`` questions."""
+        self._kept = kept
+        self._plans: OrderedDict[object, Plan] = OrderedDict()
+
+    def plan(self, planner: Planner, spec: RLJobSpec, rooms: Sequence[Room], calibration: Calibration) -> Plan:
+        """The plan, from memory if the question was asked; raises PlanningError."""
+        kinds = Counter(replace(room, node="") for room in rooms)
+        shapes = frozenset((kind, min(count, spec.gpus)) for kind, count in kinds.items())
+        key = (planner, spec.model_dump_json(exclude=_UNREAD, exclude_none=True), shapes, repr(calibration))
+        found = self._plans.pop(key, None)
+        if found is None:
+            found = planner.plan(spec, rooms, calibration=calibration, detail=False)
+        self._plans[key] = found
+        if len(self._plans) > self._kept:
+            self._plans.popitem(last=False)
+        return found
+
+
+_UNREAD: dict[str, Any] = {
+    "suspend": True,
+    "priority": True,
+    "metrics": True,
+    "rebalance": True,
+    "driver": True,
+    "sampler": {"template": True},
+    "trainer": {"template": True},
+    "sandbox": {"template": True},
+}
+"""Parts of a spec that the planner does not read."""
+
+_answers = Answers()
 
 
 def smallest_split(spec: RLJobSpec) -> Split:
