@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from rljob_operator.explain import ExplanationJson
+from rljob_operator.explanation import ExplanationJson
 from rljob_planner._calibration_json import CalibrationJson
 from rljob_planner._compare_json import ComparisonJson
 from rljob_planner._diagnosis_json import DiagnosisJson

@@ -7,116 +7,13 @@ no Prometheus and no planner is asked. What the status does not say is left out 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from enum import StrEnum
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
-from pydantic.alias_generators import to_camel
-
 from rljob_operator import story
+from rljob_operator.explanation import ExplanationJson, KnownJson, Limit, LimitJson, OutlookJson, PastMoveJson
 from rljob_planner.api.spec import Bound, RebalanceMode, Resize, RLJobSpec
 from rljob_planner.api.status import Condition, ConditionType, DecisionCode, DecisionStatus, Phase, RLJobStatus
 from rljob_planner.durations import seconds
-
-
-class Limit(StrEnum):
-    """What may hold a job at its present split."""
-
-    SPEC = "Spec"
-    STOPPED = "Stopped"
-    START = "Start"
-    MOVE = "Move"
-    BROKEN_SIDE = "BrokenSide"
-    AUTOSCALER = "Autoscaler"
-    OTHER_JOB = "OtherJob"
-    PLACEMENT = "Placement"
-    METRICS = "Metrics"
-    MODE = "Mode"
-    STALENESS = "Staleness"
-    KV_ROOM = "KvRoom"
-    MINIMA = "Minima"
-    COOLDOWN = "Cooldown"
-    UNCERTAINTY = "Uncertainty"
-    COST = "Cost"
-    BALANCE = "Balance"
-
-
-class _Json(BaseModel):
-    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True)
-
-
-class LimitJson(_Json):
-    """One limit."""
-
-    limit: Limit = Field(description="Its name.")
-    binds: bool = Field(
-        description="Whether it is what keeps the split as it is now; others only shape what may be chosen."
-    )
-    why: str = Field(description="What holds, with the numbers.")
-    unblock: str | None = Field(description="What a person can do about it; null: nothing needs to be done.")
-
-
-class OutlookJson(_Json):
-    """The move that the operator has in mind."""
-
-    from_split: str | None = Field(alias="from", description="The split in force.")
-    to_split: str = Field(alias="to", description="The split that is wished.")
-    gain: float | None = Field(description="Predicted gain as a fraction of the period.")
-    gain_uncertainty: float | None = Field(description="Its standard error.")
-    saving_seconds: float | None = Field(description="What it saves over the steps that remain, in seconds.")
-    cost_seconds: float | None = Field(description="What the move costs, in seconds of lost progress.")
-    pays_back_steps: int | None = Field(description="Steps after which it has paid for itself.")
-    needs: list[str] = Field(description="What has to happen before it starts, or in it.")
-
-
-class PastMoveJson(_Json):
-    """A move that ended."""
-
-    at: str = Field(description="When it ended.")
-    from_split: str | None = Field(alias="from", description="The split before.")
-    to_split: str | None = Field(alias="to", description="The split after.")
-    committed: bool = Field(description="Whether it was committed; false: it was rolled back.")
-    why: str | None = Field(description="Why it was started, or rolled back.")
-    predicted_gain: float | None = Field(description="Predicted gain as a fraction of the period.")
-    measured_gain: float | None = Field(description="Measured gain as a fraction of the period.")
-    cost_seconds: float | None = Field(description="What it cost, in seconds of lost progress.")
-
-
-class KnownJson(_Json):
-    """What decisions rest on."""
-
-    sampler_factor: float | None = Field(
-        description="Measured over predicted speed of the samplers; null: not measured."
-    )
-    trainer_factor: float | None = Field(
-        description="Measured over predicted speed of the trainers; null: not measured."
-    )
-    residual: float | None = Field(description="Relative error that the calibrated model is left with.")
-    response_tokens_mean: float | None = Field(description="Mean response length in tokens.")
-    steps_made: int | None = Field(description="Policy version published last.")
-    steps_total: int = Field(description="Steps of the run.")
-    period_seconds: float | None = Field(description="Measured period.")
-    planned_period_seconds: float | None = Field(
-        description="Planned period of the split in force, or of the one recommended."
-    )
-    sources: list[str] = Field(description="What the plan rests on besides the spec.")
-
-
-class ExplanationJson(_Json):
-    """Why a job's split is what it is."""
-
-    name: str = Field(description="Name of the RLJob.")
-    namespace: str | None = Field(description="Its namespace.")
-    phase: Phase = Field(description="Where it stands in its life.")
-    mode: RebalanceMode = Field(description="What the operator may do to the split.")
-    split: str | None = Field(description="The split in force; null: there is none.")
-    summary: str = Field(description="What the job does, and what was done to its split.")
-    next: str = Field(description="What comes next.")
-    limits: list[LimitJson] = Field(description="What holds the split, the binding one first.")
-    move: OutlookJson | None = Field(description="The move that the operator has in mind; null: none.")
-    moves: list[PastMoveJson] = Field(description="Moves that ended, as far as the status keeps them, the newest last.")
-    known: KnownJson = Field(description="What decisions rest on.")
-
 
 OF_CODE: Mapping[DecisionCode, tuple[Limit, str | None]] = {
     DecisionCode.INITIAL_PLAN: (Limit.START, None),
@@ -203,6 +100,7 @@ def explain(name: str, namespace: str | None, spec: RLJobSpec, status: RLJobStat
     ]
     plan, observed, calibration = status.plan, status.observed, status.calibration
     measured = calibration is not None and calibration.observations > 0
+    inputs = next((d.inputs for d in reversed(status.decisions) if d.inputs is not None), None)
     return ExplanationJson(
         name=name,
         namespace=namespace,
@@ -217,8 +115,11 @@ def explain(name: str, namespace: str | None, spec: RLJobSpec, status: RLJobStat
         known=KnownJson(
             sampler_factor=calibration.sampler_factor if calibration and measured else None,
             trainer_factor=calibration.trainer_factor if calibration and measured else None,
+            sampler_uncertainty=None if inputs is None else inputs.sampler_uncertainty,
+            trainer_uncertainty=None if inputs is None else inputs.trainer_uncertainty,
             residual=None if calibration is None else calibration.residual,
             response_tokens_mean=None if observed is None else observed.response_tokens_mean,
+            growth_per_step=None if inputs is None else inputs.growth_per_step,
             steps_made=None if observed is None else observed.policy_version,
             steps_total=spec.workload.steps,
             period_seconds=None if observed is None else observed.period_seconds,

@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 
 from rljob_operator import story
 from rljob_operator.cli import app
-from rljob_operator.explain import OF_CODE, Limit, explain, explanation_of
+from rljob_operator.explain import OF_CODE, explain, explanation_of
+from rljob_operator.explanation import Limit
 from rljob_planner.api.spec import RLJobSpec
 from rljob_planner.api.status import (
     CalibrationStatus,

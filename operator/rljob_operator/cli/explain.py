@@ -13,7 +13,7 @@ from rljob_operator.cli.console import Output, OutputOption, fail, print_data, p
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from rljob_operator.explain import ExplanationJson
+    from rljob_operator.explanation import ExplanationJson
 
 EXAMPLES = (
     "rljob explain math -n research",
@@ -120,12 +120,14 @@ def report_of(found: ExplanationJson) -> RenderableType:
             )
         parts += [Text(""), past]
     known = found.known
-    factors = [
-        f"{side} {f:.2f}"
-        for side, f in (("samplers", known.sampler_factor), ("trainers", known.trainer_factor))
-        if f is not None
-    ]
+    sides = (
+        ("samplers", known.sampler_factor, known.sampler_uncertainty),
+        ("trainers", known.trainer_factor, known.trainer_uncertainty),
+    )
+    factors = [f"{side} {f:.2f}" + (f" ± {u * f:.2f}" if u else "") for side, f, u in sides if f is not None]
     words = [*([f"speed over the model's: {', '.join(factors)}"] if factors else []), *known.sources]
+    if known.growth_per_step:
+        words.append(f"responses change by {known.growth_per_step:+.2%} a step")
     if words:
         parts += [Text(""), Text.assemble(("Rests on: ", "bold"), "; ".join(words))]
     return Group(*parts)
