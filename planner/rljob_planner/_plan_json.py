@@ -14,7 +14,7 @@ from rljob_planner._simulation_json import Part, PeriodJson
 
 if TYPE_CHECKING:
     from rljob_planner.outcome import Candidate, Plan
-    from rljob_planner.split import Split
+    from rljob_planner.split import SamplerSplit, Split
 
 
 class PoolJson(Part):
@@ -30,11 +30,12 @@ class SamplersJson(Part):
     replicas: int
     gpus_per_replica: int
     tensor_parallel: int
-    pools: list[PoolJson] | None = Field(
-        default=None,
-        exclude_if=lambda pools: pools is None,
-        description="Where the replicas run; absent for a job without sampler.pools.",
-    )
+
+
+class PooledSamplersJson(SamplersJson):
+    """The sampler side of a split of a job with ``sampler.pools``."""
+
+    pools: list[PoolJson] = Field(description="Where the replicas run.")
 
 
 class TrainersJson(Part):
@@ -52,7 +53,7 @@ class SplitJson(Part):
     """Replicas × GPUs of both sides. In mode ``sync`` both sides are the same GPUs, one after the other."""
 
     mode: str
-    samplers: SamplersJson
+    samplers: SamplersJson | PooledSamplersJson
     trainers: TrainersJson
     in_flight: int = Field(description="Cap on samples submitted and not finished.")
 
@@ -213,16 +214,18 @@ def _candidate(candidate: Candidate) -> CandidateJson:
     )
 
 
+def _samplers(s: SamplerSplit) -> SamplersJson | PooledSamplersJson:
+    shape = {"replicas": s.replicas, "gpus_per_replica": s.gpus_per_replica, "tensor_parallel": s.tensor_parallel}
+    if s.pools is None:
+        return SamplersJson(**shape)
+    return PooledSamplersJson(**shape, pools=[PoolJson(name=p.name, replicas=p.replicas) for p in s.pools])
+
+
 def _split(split: Split) -> SplitJson:
-    s, t = split.samplers, split.trainers
+    t = split.trainers
     return SplitJson(
         mode=split.mode,
-        samplers=SamplersJson(
-            replicas=s.replicas,
-            gpus_per_replica=s.gpus_per_replica,
-            tensor_parallel=s.tensor_parallel,
-            pools=None if s.pools is None else [PoolJson(name=p.name, replicas=p.replicas) for p in s.pools],
-        ),
+        samplers=_samplers(split.samplers),
         trainers=TrainersJson(
             replicas=t.replicas, gpus_per_replica=t.gpus_per_replica, dp=t.dp, tp=t.tp, pp=t.pp, ep=t.ep
         ),
