@@ -309,9 +309,16 @@ class ControlPlane:
         return spec.names
 
     def remove_nodes(self, names: Iterable[str]) -> None:
-        """Delete nodes; their pods go when the garbage collector of pods notices, or at once if deleted by force."""
+        """Delete nodes, as far as they are there.
+
+        Their pods go when the garbage collector of pods notices, or at once if deleted by force.
+        """
         for name in names:
-            self.api.request("DELETE", f"/api/v1/nodes/{name}")
+            try:
+                self.api.request("DELETE", f"/api/v1/nodes/{name}")
+            except ApiError as error:
+                if error.status != 404:
+                    raise
 
     def lose_node(self, name: str) -> None:
         """Make a node's machine vanish: nothing answers for it or its pods any more.

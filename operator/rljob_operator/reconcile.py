@@ -26,6 +26,7 @@ from rljob_operator.edges import Edges
 from rljob_operator.inventory import take_inventory
 from rljob_operator.learning import Learning
 from rljob_operator.lifecycle import targets_of
+from rljob_operator.lost import lost_nodes
 from rljob_operator.metrics import OperatorMetrics
 from rljob_operator.passes import Pass
 from rljob_operator.rebalance import Targets
@@ -129,6 +130,7 @@ class Reconciler:
     async def _run(self, job: RLJob, raw: Json, before: RLJobStatus) -> Pass:
         """The pass over a job that the operator runs: what is persisted is done, then what became of it is looked at."""
         this = self._gather(job, raw, before)
+        this.degradations += lost_nodes(this.pods, self._view.node, this.gpu_resources)
         await self._companioning.act(this)
         await self._acting.act(this)
         await self._look(this)

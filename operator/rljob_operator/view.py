@@ -82,6 +82,10 @@ class View:
         pods = sorted(self.pods.get(uid, ()), key=lambda pod: str(pod["metadata"]["name"]))
         return [self._ours("pod", pod) for pod in pods]
 
+    def node(self, name: str) -> Json | None:
+        """A node by its name, None if there is none."""
+        return next(iter(self.nodes.get(name, ())), None)
+
     def all_nodes(self) -> list[Json]:
         """All nodes."""
         return [node for store in self.nodes.values() for node in store]
