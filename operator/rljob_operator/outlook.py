@@ -33,10 +33,10 @@ LOOK_STEPS = 24
 SHAPE_ERROR = 0.05
 """What the model may be wrong about a side that nobody has seen so large or so small, for each unit of ln(its size)."""
 
-COMPARED_STEPS = 240
-"""Steps of the two simulations that settle what a move would gain."""
+COMPARED_STEPS, COMPARED_TIMES = 48, 3
+"""Steps of the simulations that settle what a move would gain, and how many of them there are beside the first, each with luck of its own."""
 
-SUPPOSED_STEPS = 48
+SUPPOSED_STEPS = 32
 """Steps of the simulations that tell how the gain hangs on an input."""
 
 
@@ -200,6 +200,7 @@ class Outlook:
         lengths: LengthDistribution | None = None,
         calibration: Calibration | None = None,
         steps: int | None = None,
+        luck: int = 0,
     ) -> float:
         basis = self._basis
         supposed = (
@@ -207,7 +208,7 @@ class Outlook:
             None if lengths is None else lengths.mean(),
         )
         return self._remembered.answer(
-            ("period", split.model_dump_json(), supposed, steps),
+            ("period", split.model_dump_json(), supposed, steps, luck),
             lambda: (
                 self._planner.evaluate(
                     basis.spec,
@@ -229,9 +230,12 @@ class Outlook:
         return split.gpus if self._situation.spec.objective is Objective.COST else 1
 
     def settled_gain(self, before: Split, after: Split) -> Gain:
-        """The same from longer simulations, with its standard error."""
-        telling = self._evaluated(after, steps=COMPARED_STEPS) / self._evaluated(before, steps=COMPARED_STEPS)
-        ratio = telling * self._gpus(after) / self._gpus(before)
+        """The same from more simulations, with its standard error."""
+        logs = [math.log(self.period_s(after) / self.period_s(before))]
+        for luck in range(1, COMPARED_TIMES + 1):
+            both = [self._evaluated(split, steps=COMPARED_STEPS, luck=luck) for split in (after, before)]
+            logs.append(math.log(both[0] / both[1]))
+        ratio = math.exp(math.fsum(logs) / len(logs)) * self._gpus(after) / self._gpus(before)
         slopes, calibration = self._slopes(before, after), self._situation.calibration
         learnable = (
             (slopes.samplers * calibration.sampler_error) ** 2

@@ -58,7 +58,9 @@ def test_all_comparisons_share_lengths_seed_and_calibration() -> None:
     supposed = [each for each in fake.evaluations if each["steps"] == SUPPOSED_STEPS]
     asked = [*fake.plans, *(each for each in fake.evaluations if each["steps"] != SUPPOSED_STEPS)]
     assert len(asked) >= 3
-    assert {each["seed"] for each in [*asked, *supposed]} == {5}
+    assert {each["seed"] for each in [*fake.plans, *supposed]} == {5}
+    compared = [each["seed"] for each in fake.evaluations if each not in supposed]
+    assert {seed: compared.count(seed) for seed in (6, 7, 8)} == {6: 2, 7: 2, 8: 2}
     assert all(each["calibration"] is calibration for each in asked)
     assert len({id(each["lengths"]) for each in asked}) == 1
     assert all(each["keep"] == split() and each["steps"] == 900 for each in fake.plans)
