@@ -6,7 +6,7 @@ no Prometheus and no planner is asked. What the status does not say is left out 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from rljob_operator import story
@@ -91,7 +91,7 @@ _FULL_KV = 0.9
 
 def explain(name: str, namespace: str | None, spec: RLJobSpec, status: RLJobStatus) -> ExplanationJson:
     """Why the split of a job is what it is, from its spec and its status."""
-    found = list(_limits(spec, status))
+    found = _once(_limits(spec, status))
     first = next((limit for limit in found if limit.binds), None)
     # One limit binds: what comes after it would bind only once it is gone.
     limits = [
@@ -130,6 +130,15 @@ def explain(name: str, namespace: str | None, spec: RLJobSpec, status: RLJobStat
 
 
 _ENDS = (DecisionCode.MOVE_COMMITTED, DecisionCode.MOVE_ROLLED_BACK)
+
+
+def _once(limits: Iterable[LimitJson]) -> list[LimitJson]:
+    """Each limit that could bind once: where a condition and a decision name the same, the condition says what to do."""
+    found: list[LimitJson] = []
+    for each in limits:
+        if not (each.binds and any(other.limit is each.limit and other.binds for other in found)):
+            found.append(each)
+    return found
 
 
 def _limits(spec: RLJobSpec, status: RLJobStatus) -> Iterator[LimitJson]:
