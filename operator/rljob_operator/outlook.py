@@ -217,7 +217,7 @@ class Outlook:
                     calibration=calibration or basis.calibration,
                     lengths=lengths or basis.lengths,
                     steps=steps,
-                    seed=self._situation.seed,
+                    seed=self._situation.seed + luck,
                 ).period_s
             ),
         )
