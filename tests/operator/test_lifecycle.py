@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -112,3 +113,55 @@ def test_the_drain_timeout_ends_the_wait() -> None:
 def test_what_was_scaled_to_zero_stays_there() -> None:
     busy = telemetry(NOW_S, a=5.0, b=5.0)
     assert lifecycle.targets_of(spec(suspend=True), STOPPING, PODS, busy, live(0, 0), NOW_S) == Targets(0, 0)
+
+
+def trainer(name: str) -> dict[str, Any]:
+    found = sampler(name)
+    found["metadata"]["labels"] = {"rljob.dev/role": "trainer"}
+    return found
+
+
+DRAINED = STOPPING.model_copy(update={"drained_since": timestamp(NOW_S - 5), "layout_generation": 7})
+WHOLE = [*PODS, trainer("t")]
+
+
+def heard(generation: int | None, at: float = NOW_S) -> Telemetry:
+    reading = Reading.missing() if generation is None else Reading.of(generation)
+    return dataclasses.replace(telemetry(at, a=0.0, b=0.0), layout_generation=reading)
+
+
+def test_a_checkpoint_is_asked_for_once_the_samplers_have_drained() -> None:
+    assert not lifecycle.wants_checkpoint(spec(suspend=True), STOPPING)
+    assert lifecycle.drained_since(spec(suspend=True), STOPPING, WHOLE, heard(6), NOW_S) == timestamp(NOW_S)
+    assert lifecycle.drained_since(spec(suspend=True), STOPPING, WHOLE, telemetry(NOW_S, a=1.0, b=0.0), NOW_S) is None
+    assert lifecycle.wants_checkpoint(spec(suspend=True), DRAINED)
+    complete = DRAINED.model_copy(update={"phase": Phase.COMPLETE})
+    assert not lifecycle.wants_checkpoint(spec(), complete)
+    assert lifecycle.stop_of(spec(), complete, WHOLE, heard(6), NOW_S).done, "a run that is over needs none"
+
+
+@pytest.mark.parametrize(
+    ("said", "at_s", "done"),
+    [
+        (heard(6), NOW_S, False),
+        (heard(7), NOW_S, True),
+        (heard(7, at=NOW_S - 6), NOW_S, False),
+        (heard(6), NOW_S + lifecycle.CHECKPOINT_S, True),
+        (heard(None), NOW_S, False),
+        (heard(None), NOW_S + 56, True),
+        (None, NOW_S + 56, True),
+    ],
+)
+def test_a_checkpoint_is_waited_for_until_it_is_acknowledged_or_has_had_its_time(
+    said: Telemetry | None, at_s: float, done: bool
+) -> None:
+    found = lifecycle.stop_of(spec(suspend=True), DRAINED, WHOLE, said, at_s)
+    assert found.done is done
+    assert ("checkpoint" in found.words) is not done
+
+
+def test_a_run_resumes_only_where_it_is_known_how_far_it_came() -> None:
+    done = RLJobStatus(split=SPLIT, phase=Phase.COMPLETE)
+    assert not lifecycle.resumes(spec(), done), "completed under an earlier version"
+    assert not lifecycle.resumes(spec(), done.model_copy(update={"completed_version": 10}))
+    assert lifecycle.resumes(spec(), done.model_copy(update={"completed_version": 9}))

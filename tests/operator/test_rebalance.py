@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -34,7 +35,7 @@ def pods(samplers: int, trainers: int, **changes: bool) -> tuple[PodView, ...]:
     )
 
 
-def seen(now_s: float = 0.0, samplers: int = 8, trainers: int = 2, **changes: object) -> Observation:
+def seen(now_s: float = 0.0, samplers: int = 8, trainers: int = 2, **changes: Any) -> Observation:
     base = Observation(
         now_s=now_s,
         pods=pods(samplers, trainers),
@@ -176,6 +177,92 @@ def test_a_move_out_of_a_split_that_breaks_the_spec_goes_on_without_an_acknowled
         move = found
     late = replace(silent, now_s=rebalance.epoch_s(move.deadline) + 1.0, pods=pods(4, 1), published_generation=9)
     assert rebalance.advance(move, late, DEADLINES, may_roll_back=False).outcome == "Committed"
+
+
+def test_over_budget_samplers_drain_without_the_trainers_word_and_trainers_have_two_periods() -> None:
+    quiet = seen(published_generation=2)
+    cut = begin(split(8, 2), split(4, 2)).model_copy(update={"period_at_start": 10.0})
+    assert rebalance.advance(cut, quiet, DEADLINES).move == cut.model_copy(
+        update={"waiting_for": rebalance.advance(cut, quiet, DEADLINES).move.waiting_for}  # type: ignore[union-attr]
+    )
+    urgent = rebalance.advance(cut, quiet, DEADLINES, over_budget=True).move
+    assert urgent is not None
+    assert urgent.phase is MovePhase.DRAIN
+    long = Deadlines(acknowledge_s=9999.0)
+    fewer = begin(split(8, 2), split(8, 1)).model_copy(
+        update={"period_at_start": 10.0, "deadline": rebalance.timestamp(9999.0)}
+    )
+    for now_s, phase in ((105.0, MovePhase.ANNOUNCE), (111.0, MovePhase.DRAIN)):
+        found = rebalance.advance(fewer, replace(quiet, now_s=now_s), long, over_budget=True).move
+        assert found is not None
+        assert found.phase is phase
+    assert rebalance.advance(fewer, replace(quiet, now_s=111.0), long).move.phase is MovePhase.ANNOUNCE  # type: ignore[union-attr]
+
+
+def test_a_move_that_only_adds_has_nothing_to_announce_and_one_that_restarts_has() -> None:
+    assert begin(split(4, 1), split(8, 2)).phase is MovePhase.SHRINK
+    restart = rebalance.start(
+        before=split(4, 1),
+        after=split(8, 2),
+        reason="test",
+        predicted_gain=0.1,
+        observation=seen(samplers=4, trainers=1),
+        deadlines=DEADLINES,
+        restart=True,
+    )
+    assert (restart.phase, restart.victims) == (MovePhase.ANNOUNCE, ("t0",))
+    assert rebalance.wants_checkpoint(restart)
+    samplers = rebalance.start(
+        before=split(4, 1),
+        after=split(8, 1),
+        reason="test",
+        predicted_gain=0.1,
+        observation=seen(samplers=4, trainers=1),
+        deadlines=DEADLINES,
+        restart=True,
+    )
+    assert (samplers.restart, samplers.phase) == (False, MovePhase.SHRINK), "trainers that stay as many do not restart"
+
+
+def test_a_move_that_is_held_stands_still_with_its_deadline() -> None:
+    move = begin(split(8, 2), split(16, 1))
+    held = rebalance.hold(rebalance.hold(move, 10.0, "x to go"), 20.0, "x to go")
+    assert held.held_since == rebalance.timestamp(10.0)
+    released = rebalance.release(held, 110.0)
+    assert released.held_since is None
+    assert rebalance.epoch_s(released.deadline) == rebalance.epoch_s(move.deadline) + 100.0
+    assert rebalance.release(move, 110.0) == move
+
+
+def test_the_others_have_to_be_ready_before_a_shrink_since_a_scale_down_takes_the_unready_first() -> None:
+    move = begin(split(8, 2), split(4, 3)).model_copy(update={"phase": MovePhase.DRAIN})
+    stays = next(name for name in (f"s{i}" for i in range(8)) if name not in move.victims)
+    sick = replace(seen(), pods=tuple(replace(p, ready=p.name != stays) for p in seen().pods))
+    found = rebalance.advance(move, sick, DEADLINES).move
+    assert found is not None
+    assert found.phase is MovePhase.DRAIN
+    assert stays in found.waiting_for
+    step = rebalance.advance(move, replace(sick, now_s=61.0), DEADLINES)
+    assert step.move is not None
+    assert step.move.phase is MovePhase.SHRINK
+    assert not step.drain_timed_out, "nothing ran on those that go"
+
+
+def test_who_went_is_compared_with_who_should_have() -> None:
+    move = begin(split(8, 2), split(6, 3), seen(running_by_pod={f"s{i}": float(i) for i in range(8)}))
+    assert move.victims == ("s0", "s1")
+    busy = seen(running_by_pod={f"s{i}": 0.0 if i < 2 else float(i) for i in range(8)}, published_generation=2)
+    shrink = rebalance.advance(move.model_copy(update={"phase": MovePhase.DRAIN}), busy, DEADLINES).move
+    assert shrink is not None
+    assert {k.pod: k.running for k in shrink.kept}["s5"] == 5
+    named = replace(busy, pods=tuple(p for p in busy.pods if p.name not in ("s0", "s1")))
+    assert rebalance.advance(shrink, named, DEADLINES).aftermath is None
+    wrong = replace(busy, pods=tuple(replace(p, created_s=-5.0) for p in busy.pods if p.name not in ("s0", "s5")))
+    found = rebalance.advance(shrink, wrong, DEADLINES).aftermath
+    assert found is not None
+    assert (found.lost_samples, found.stayed) == (5, ("s1",))
+    assert "s5 went although not named" in found.words()
+    assert "s1 had been drained and stayed" in found.words()
 
 
 @dataclass
