@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from rljob_operator.gate import (
     GATE,
+    committed_gpus,
     held_gpus,
     is_gated,
     is_held,
@@ -17,6 +18,8 @@ from rljob_operator.gate import (
     lift_patch,
     pod_gpus,
     pods_to_lift,
+    uid_of,
+    unlifted_grants,
 )
 from rljob_operator.quantity import QuantityError, quantity, whole
 
@@ -237,6 +240,30 @@ def test_the_budget_holds_after_lifting_whatever_the_pods(
         assert live(after) <= max(most, live(pods))
     # Nothing that could be lifted is left: a second look finds no more.
     assert pods_to_lift(after, budget=budget, gpu_resource=GPU, wanted=wanted) == ()
+
+
+@given(st.lists(states, max_size=12), st.integers(0, 40), st.sets(st.integers(0, 11)))
+def test_whatever_granted_lifts_happen_when_the_budget_holds(
+    many: list[dict[str, Any]], budget: int, granted: set[int]
+) -> None:
+    for state in many:
+        state["gated"] = state["gated"] and state["node"] is None
+    pods = [pod(f"p{i}", **state) for i, state in enumerate(many)]
+    grants = unlifted_grants(pods, [f"uid-p{i}" for i in sorted(granted)])
+    committed = committed_gpus(pods, GPU, grants)
+    names = pods_to_lift(pods, budget=budget, gpu_resource=GPU, wanted={"sampler": 9, "trainer": 9}, granted=grants)
+    assert not {f"uid-{name}" for name in names} & set(grants)
+    all_granted = {*grants, *(f"uid-{name}" for name in names)}
+    lifted = [{**p, "spec": {**p["spec"], "schedulingGates": []}} if uid_of(p) in all_granted else p for p in pods]
+    assert held_gpus(lifted, GPU) <= max(budget, committed)
+    assert committed_gpus(lifted, GPU, all_granted) == held_gpus(lifted, GPU)
+
+
+def test_a_grant_counts_until_its_pod_holds_its_gpus_itself_or_is_gone() -> None:
+    waiting, lifted, other = pod("w", 2, gated=True), pod("l", 4, node="n1"), pod("o", 8, gated=True)
+    granted = ("uid-w", "uid-l", "uid-gone")
+    assert committed_gpus([waiting, lifted, other], GPU, granted) == 6
+    assert unlifted_grants([waiting, lifted, other], granted) == ("uid-w",)
 
 
 def test_the_patch_takes_only_our_gate_off_the_pod_that_was_read() -> None:

@@ -7,17 +7,14 @@ if there is any; with ``--mutant`` it is 0 as soon as the broken operator is cau
 from __future__ import annotations
 
 import json
-import logging
-import multiprocessing
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
 
-from dev.bench.histories.history import Verdict, drawn, run, shortened
+from dev.bench.histories.history import drawn, run, shortened
+from dev.bench.histories.many import Outcome, outcomes, seed_of
 from dev.bench.histories.mutants import MUTANTS
 from dev.bench.histories.world import Shape
 
@@ -25,36 +22,6 @@ _SHOWN = 10
 """Examples in the output: who mends one mends many."""
 
 _EVERY_S = 10.0
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """One history's verdict."""
-
-    seed: int
-    verdict: Verdict
-
-
-def seed_of(seed: int, index: int) -> int:
-    """The seed of one history of a run; no two runs of different seeds share one, up to a million histories."""
-    return seed * 1_000_000 + index
-
-
-def _one(task: tuple[int, str | None]) -> Outcome:
-    seed, mutant = task
-    logging.getLogger("rljob_operator").setLevel(logging.CRITICAL)
-    return Outcome(seed, run(Shape.drawn(seed), drawn(seed), mutant))
-
-
-def outcomes(seeds: range, mutant: str | None, processes: int) -> Iterator[Outcome]:
-    """Runs a history for each seed, as they come."""
-    tasks = ((seed, mutant) for seed in seeds)
-    if processes == 1:
-        yield from map(_one, tasks)
-        return
-    # Fresh processes: what is imported and patched here is nothing that a history should know.
-    with multiprocessing.get_context("spawn").Pool(processes, maxtasksperchild=500) as pool:
-        yield from pool.imap_unordered(_one, tasks, chunksize=4)
 
 
 def main(

@@ -34,7 +34,9 @@ def _of_job(cluster: VirtualCluster, job: Json) -> str | None:
     pods = [p for p in cluster.pods(uid) if not _ended(p)]
     if status.get("observedGeneration") != job["metadata"]["generation"]:
         return "the spec is not observed"
-    if status.get("rebalance") is not None and not _honestly_waits(job, pods):
+    if status.get("rebalance") is not None and _honestly_waits(job, pods):
+        return None
+    if status.get("rebalance") is not None:
         return f"a move is left: {status['rebalance']['phase']}, waits for {status['rebalance'].get('waitingFor')}"
     if spec.get("suspend") or status.get("phase") == "Complete":
         return f"{len(pods)} pods of a job that should hold none" if pods else None
@@ -49,8 +51,6 @@ def _of_job(cluster: VirtualCluster, job: Json) -> str | None:
             if split is None
             else f"the split breaks the spec: {_breaks(spec, split)}"
         )
-    if status.get("rebalance") is not None:
-        return None
     return _fleets(job, split, pods) or _layout(cluster, job, split)
 
 

@@ -21,13 +21,16 @@ class Weather:
     """Share of requests that go wrong."""
     slow: float = 0.02
     """Share of requests that take seconds rather than milliseconds."""
+    hangs_until_s: float = 0.0
+    """Until when the API server's store hangs: writes are done some time, and nobody is told."""
+    now_s: Callable[[], float] = lambda: 0.0
     deadly_in: int | None = None
     """Requests until the operator is killed, None for never."""
     kill: Callable[[], None] = lambda: None
 
     def calm(self) -> None:
         """Nothing goes wrong any more."""
-        self.rate, self.slow, self.deadly_in = 0.0, 0.0, None
+        self.rate, self.slow, self.hangs_until_s, self.deadly_in = 0.0, 0.0, 0.0, None
 
     def __call__(self, verb: str, plural: str, name: str) -> Passage:
         """The passage of one request."""
@@ -42,6 +45,10 @@ class Weather:
             if self.deadly_in <= 0:
                 self.deadly_in = None
                 self.kill()
+        if self.now_s() < self.hangs_until_s and (verb not in _READS or rng.random() < 0.3):
+            return Passage(
+                rng.uniform(0.2, 5.0), error=_unreachable(), late_s=rng.uniform(0.0, 40.0), done=rng.random() < 0.8
+            )
         survives = rng.random() < 0.7
         if rng.random() >= self.rate:
             late_s = rng.uniform(0.0, 20.0) if rng.random() < 0.1 else None

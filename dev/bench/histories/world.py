@@ -51,15 +51,18 @@ class Shape:
     def drawn(cls, seed: int) -> Shape:
         """A shape by chance."""
         rng = random.Random(f"shape {seed}")
-        gpus_per_node = rng.choice((4, 8))
+        # What goes wrong with two pods of a side goes wrong with two hundred, and takes less time to be seen.
+        gpus_per_node = rng.choice((2, 4, 4, 6))
         nodes = rng.randint(2, 4)
         count = rng.choice((1, 1, 2))
-        manifests = tuple(_manifest(rng, f"job-{i}", nodes * gpus_per_node // count) for i in range(count))
+        manifests = tuple(
+            _manifest(rng, f"job-{i}", nodes * gpus_per_node // count, gpus_per_node) for i in range(count)
+        )
         return cls(nodes, gpus_per_node, manifests, seed)
 
 
-def _manifest(rng: random.Random, name: str, room: int) -> Json:
-    trainer, sampler = rng.choice((1, 2, 4)), rng.choice((1, 1, 2))
+def _manifest(rng: random.Random, name: str, room: int, widest: int) -> Json:
+    trainer, sampler = min(widest, rng.choice((1, 2, 4))), rng.choice((1, 1, 2))
     least = trainer + sampler
     budget = max(least, rng.choice((room, room, room - 1, 2 * room // 3, room + 4)))
     grace_s = rng.choice((0, 5, 30, 60))
@@ -98,7 +101,7 @@ class World:
         self.ledger = Ledger(self.cluster)
         self.framework = Framework(self.cluster, rng)
         self.chance = Chance(rng)
-        self.weather = Weather(rng, kill=lambda: self._kill_soon())
+        self.weather = Weather(rng, now_s=lambda: self.clock.now_s, kill=lambda: self._kill_soon())
         self.lag_s = 0.0
         self.operators: list[VirtualOperator] = []
         self.mistakes: list[str] = []
@@ -178,6 +181,10 @@ class World:
     def storm(self, a: float, b: float) -> None:
         """Requests begin to go wrong."""
         self.weather.rate, self.weather.slow = (0.05, 0.2, 0.5)[int(3 * a)], (0.0, 0.05, 0.3)[int(3 * b)]
+
+    def hang(self, a: float, _b: float) -> None:
+        """The API server's store hangs for a while."""
+        self.weather.hangs_until_s = self.clock.now_s + 20.0 * a
 
     def fair(self, _a: float, _b: float) -> None:
         """Requests go well again."""
@@ -408,6 +415,7 @@ def _least(spec: Json) -> int:
 ACTS: dict[str, Callable[[World, float, float], None]] = {
     "wait": World.wait,
     "storm": World.storm,
+    "hang": World.hang,
     "fair": World.fair,
     "lag": World.lag,
     "kill": World.kill,
@@ -434,6 +442,8 @@ WEIGHTS: dict[str, float] = {
     "kill": 2.0,
     "delete_pod": 2.0,
     "budget": 2.0,
+    "lag": 1.5,
+    "storm": 2.0,
     "stick": 1.5,
     "job": 0.4,
     "suspend": 0.7,
