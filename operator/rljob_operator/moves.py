@@ -94,6 +94,7 @@ class Moves:
             self._deadlines(this),
             may_roll_back=not planning.violations(this.spec, move.from_split, this.quota),
             over_budget=move.from_split.gpus > this.spec.gpus,
+            keeps=lambda split: not planning.violations(this.spec, split, this.quota),
         )
         if step.drain_timed_out:
             self._metrics.drain_timed_out(*this.key)

@@ -22,6 +22,7 @@ and says for what.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from rljob_operator.move_cost import with_phase
@@ -264,12 +265,14 @@ def advance(
     *,
     may_roll_back: bool = True,
     over_budget: bool = False,
+    keeps: Callable[[Split], bool] = lambda _split: False,
 ) -> Step:
     """Looks once at a move: whether its phase is done, waits on, or has missed its deadline.
 
     At most one phase is left per call, so that each is persisted before it is acted on. A move may not roll back where the
     split before it breaks the spec, as after a cut of the budget; it then waits and goes on as a move back does. With
     ``over_budget`` that split holds more than the budget, and nothing waits longer than what runs on the pods that go needs.
+    ``keeps`` says whether a split keeps the spec: where there is no way back and not all pods find a place, those that did are enough.
     """
     if not touches_pods(move.phase):
         named = renamed(move, observation)
@@ -281,7 +284,34 @@ def advance(
         return _next(move, observation, deadlines)
     if observation.now_s <= epoch_s(move.deadline):
         return Step(_waiting(move, wait.words))
+    less = _what_is_there(move, observation)
+    if (move.rolling_back or not may_roll_back) and less is not None and keeps(less):
+        return Step(
+            move.model_copy(update={"to_split": less}),
+            note=f"Settled for {less.label()}, since it waits for {wait.words}",
+        )
     return _late(move, observation, deadlines, wait, may_roll_back)
+
+
+def _what_is_there(move: MoveStatus, observation: Observation) -> Split | None:
+    """The split that those pods make which got ready in Grow; None in other phases, and where there is none.
+
+    Trainers that restart were told how many they are, and run as that many or not at all.
+    """
+    if move.phase is not MovePhase.GROW:
+        return None
+    found = Targets(
+        *(
+            min(replicas(move.to_split, role), sum(pod.ready for pod in observation.staying(role)))
+            for role in ("sampler", "trainer")
+        )
+    )
+    whole = not move.restart or found.trainers == move.to_split.trainers.replicas
+    return (
+        with_replicas(move.to_split, found.samplers, found.trainers)
+        if min(found.samplers, found.trainers) and whole
+        else None
+    )
 
 
 def _late(move: MoveStatus, observation: Observation, deadlines: Deadlines, wait: Wait, may_roll_back: bool) -> Step:

@@ -248,6 +248,26 @@ def test_the_others_have_to_be_ready_before_a_shrink_since_a_scale_down_takes_th
     assert not step.drain_timed_out, "nothing ran on those that go"
 
 
+def test_a_move_without_a_way_back_settles_for_the_pods_that_found_a_place() -> None:
+    move = begin(split(8, 2), split(16, 1)).model_copy(update={"phase": MovePhase.GROW})
+    late = seen(now_s=61.0, samplers=13, trainers=1)
+    assert rebalance.advance(move, late, DEADLINES, keeps=lambda _: True).move.rolling_back  # type: ignore[union-attr]
+    step = rebalance.advance(move, late, DEADLINES, may_roll_back=False, keeps=lambda _: True)
+    assert step.move is not None
+    assert step.move.to_split == split(13, 1)
+    assert "Settled for" in step.note
+    assert rebalance.advance(step.move, late, DEADLINES, may_roll_back=False).move.phase is MovePhase.VERIFY  # type: ignore[union-attr]
+    stuck = rebalance.advance(move, late, DEADLINES, may_roll_back=False).move
+    assert stuck is not None
+    assert "overdue" in stuck.waiting_for, "what is there breaks the spec"
+    restart = move.model_copy(update={"restart": True, "to_split": split(8, 2)})
+    half = rebalance.advance(
+        restart, seen(now_s=61.0, samplers=8, trainers=1), DEADLINES, may_roll_back=False, keeps=lambda _: True
+    ).move
+    assert half is not None
+    assert half.to_split == split(8, 2)
+
+
 def test_who_went_is_compared_with_who_should_have() -> None:
     move = begin(split(8, 2), split(6, 3), seen(running_by_pod={f"s{i}": float(i) for i in range(8)}))
     assert move.victims == ("s0", "s1")
