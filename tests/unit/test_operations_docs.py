@@ -5,8 +5,11 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
+from rljob_operator.metrics import OperatorMetrics
 from rljob_planner.api.status import ConditionType, DecisionCode, MovePhase
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,6 +33,12 @@ OF_PLANNER = {
 OF_COMMANDS = {"InvalidBenchmark", "InvalidCalibration", "InvalidCases", "NothingMeasured"}
 
 
+@cache
+def trees(folder: Path) -> tuple[ast.Module, ...]:
+    """The modules of a folder, parsed."""
+    return tuple(ast.parse(file.read_text(encoding="utf-8")) for file in sorted(folder.rglob("*.py")))
+
+
 def calls(tree: ast.AST, name: str) -> Iterator[ast.Call]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
@@ -49,17 +58,17 @@ def words(node: ast.AST) -> Iterator[str]:
             yield part.value
 
 
+@cache
 def reasons() -> set[str]:
     """Reasons of conditions, as the operator's source writes them."""
     found: set[str] = set()
-    for file in OPERATOR.rglob("*.py"):
-        tree = ast.parse(file.read_text(encoding="utf-8"))
+    for tree in trees(OPERATOR):
         for call in calls(tree, "Verdict"):
             for argument in call.args[1:2]:
                 found.update(words(argument))
-        for assigned in ast.walk(tree):
-            # Reasons that are named once: NAME_TAKEN = "NameTaken"; (reason, message) of a companion.
-            if isinstance(assigned, ast.Assign) and getattr(assigned.targets[0], "id", "") == "NAME_TAKEN":
+        for assigned, below in pairwise(tree.body):
+            # A reason that is named once, with a string under it that says so: NODE_LOST = "NodeLost".
+            if isinstance(assigned, ast.Assign) and isinstance(below, ast.Expr) and "Reason of" in ast.unparse(below):
                 found.update(words(assigned.value))
         for call in calls(tree, "append"):
             if isinstance(call.func, ast.Attribute) and getattr(call.func.value, "attr", "") == "degradations":
@@ -67,11 +76,12 @@ def reasons() -> set[str]:
     return found
 
 
+@cache
 def events() -> set[str]:
     """Reasons of events that are not those of conditions: the second of (type, reason, message)."""
     found: set[str] = set()
-    for file in OPERATOR.rglob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+    for tree in trees(OPERATOR):
+        for node in ast.walk(tree):
             if isinstance(node, ast.Tuple) and len(node.elts) == 3 and {"Normal", "Warning"} & set(words(node.elts[0])):
                 found.update(words(node.elts[1]))
     return found
@@ -79,8 +89,8 @@ def events() -> set[str]:
 
 def planning_reasons() -> set[str]:
     found: set[str] = set()
-    for file in (ROOT / "planner" / "rljob_planner").rglob("*.py"):
-        for call in calls(ast.parse(file.read_text(encoding="utf-8")), "PlanningError"):
+    for tree in trees(ROOT / "planner" / "rljob_planner"):
+        for call in calls(tree, "PlanningError"):
             for argument in call.args[:1]:
                 found.update(words(argument))
     return found
@@ -115,3 +125,12 @@ def test_nothing_is_on_the_page_that_the_operator_does_not_say() -> None:
         said |= {each.value for each in kind}
     elsewhere = {"Auto", "Recommend", "Initial", "Summary", "Next", "True", "False", "RLJobProfile", "RLJob", "Lease"}
     assert sorted(NAMED - said - elsewhere) == []
+
+
+def test_every_series_on_the_page_is_exported() -> None:
+    exported = set()
+    for family in OperatorMetrics().registry.collect():
+        exported |= {family.name, f"{family.name}_total"} if family.type == "counter" else {family.name}
+    named = set(re.findall(r"`(rljob_operator_[a-z_]+)`", PAGE))
+    assert sorted(named - exported) == []
+    assert len(named) > 15
