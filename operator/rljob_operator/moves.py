@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from rljob_operator import fleet, gate, planning, rebalance, rivals, status, victims
+from rljob_operator import fleet, gate, planning, rebalance, rivals, status, story, victims
 from rljob_operator.config import Config
 from rljob_operator.edges import Edges
 from rljob_operator.metrics import OperatorMetrics
@@ -309,7 +309,7 @@ class Moves:
             inputs=inputs,
         )
         this.update(rebalance=move)
-        this.said.append(("Normal", "MoveStarted", f"{move.from_split.label()} to {move.to_split.label()}: {reason}"))
+        this.said.append(("Normal", "MoveStarted", story.of_start(move)))
         this.soon(0.0)
 
     def _not_placeable(self, this: Pass, after: Split, reason: str, homeless: int) -> None:

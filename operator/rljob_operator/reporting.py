@@ -126,6 +126,9 @@ class Reporting:
             summary=story.summary(this.spec, this.now),
             next=story.next_step(this.spec, this.now),
         )
+        gained = story.measured(this.before, this.now)
+        if gained is not None:
+            this.said.append(("Normal", "MoveMeasured", gained))
         if this.now != this.before:
             await self._write(this.raw, this.now)
         self._measure(this, held)

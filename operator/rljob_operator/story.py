@@ -152,6 +152,24 @@ def last_move(status: RLJobStatus) -> DecisionStatus | None:
     return next((d for d in reversed(status.decisions) if d.code in ends), None)
 
 
+def of_start(move: MoveStatus) -> str:
+    """From where to where a move leads, and why; a decision's reason says both by itself."""
+    leads = f"{move.from_split.label()} to {move.to_split.label()}"
+    return move.reason if move.to_split.label() in move.reason else f"{leads}: {move.reason}"
+
+
+def measured(before: RLJobStatus, now: RLJobStatus) -> str | None:
+    """What the last move gained, in the pass in which that is first known; None in all others."""
+    end = last_move(now)
+    if end is None or end.measured_gain is None or end.from_split is None or end.to_split is None:
+        return None
+    if any(d.at == end.at and d.code is end.code and d.measured_gain is not None for d in before.decisions):
+        return None
+    predicted = "" if end.predicted_gain is None else f" ({percent(end.predicted_gain)} was predicted)"
+    verb = f"gained {percent(end.measured_gain)}" if end.measured_gain >= 0 else f"lost {percent(-end.measured_gain)}"
+    return f"the move from {end.from_split.label()} to {end.to_split.label()} {verb} of the period{predicted}"
+
+
 def reason_of(status: RLJobStatus, end: DecisionStatus) -> str | None:
     """Why the move that ended so was started: the message of the decision before it."""
     before = [d for d in status.decisions if d.at <= end.at]
@@ -176,19 +194,27 @@ def _now(spec: RLJobSpec, status: RLJobStatus) -> str:
         return f"Suspended; {label} was in force and comes back."
     if status.rebalance is not None:
         move = status.rebalance
-        return f"Moves {'back to' if move.rolling_back else 'to'} {move.to_split.label()}: {move.reason}."
+        return (
+            f"Moves back to {move.to_split.label()}: {move.reason}."
+            if move.rolling_back
+            else f"Moves: {of_start(move)}."
+        )
     words = [f"{'Runs' if status.phase is Phase.RUNNING else 'Starts with'} {label}"]
     if period_s is not None:
         words.append(f"a step takes {seconds(period_s)}")
     if plan is not None and plan.split.same_shape(status.split):
-        words.append(
-            f"{seconds(plan.period.mean)} planned, bound by {plan.bottleneck}"
-            if period_s is None
-            else f"{seconds(plan.period.mean)} planned"
-        )
+        words.append(_expected(status, plan, measured=period_s is not None))
     if observed is not None and observed.policy_version is not None:
         words.append(f"{observed.policy_version} of {spec.workload.steps} steps are made")
     return ", ".join(words) + "."
+
+
+def _expected(status: RLJobStatus, plan: PlanStatus, *, measured: bool) -> str:
+    """What the plan says of the split in force: of the start, or, once the run is measured, of the lengths of the steps to come."""
+    expected = seconds(plan.period.mean)
+    if status.calibration is not None and status.calibration.observations > 0:
+        return f"{expected} expected of the steps to come"
+    return f"{expected} planned" if measured else f"{expected} planned, bound by {plan.bottleneck}"
 
 
 def _moved(status: RLJobStatus) -> list[str]:

@@ -178,7 +178,7 @@ def test_a_move_under_way_says_what_it_waits_for() -> None:
     found = explain("job", "rl", spec(), status)
     assert found.limits[0].limit is Limit.MOVE
     assert found.limits[0].unblock == move.waiting_for
-    assert found.summary == f"Moves to {AFTER.label()}: longer responses."
+    assert found.summary == f"Moves: {BEFORE.label()} to {AFTER.label()}: longer responses."
     assert "is in Drain and waits for job-samplers-1 to finish 3 samples" in found.next
 
 
@@ -193,12 +193,23 @@ def test_the_summary_tells_what_the_last_move_gained() -> None:
         plan=plan(split=AFTER),
     )
     assert story.summary(spec(), status) == (
-        f"Runs {AFTER.label()}, a step takes 10.5 s, 10.0 s planned, 100 of 1000 steps are made. The last move, "
+        f"Runs {AFTER.label()}, a step takes 10.5 s, 10.0 s expected of the steps to come, 100 of 1000 steps are made. The last move, "
         f"{BEFORE.label()} to {AFTER.label()}, gained 18% of the period, 20% was predicted, cost 61.0 s."
     )
     (past,) = explain("job", "rl", spec(), status).moves
     assert past.why == "said Move"
     assert (past.predicted_gain, past.measured_gain) == (0.2, 0.183)
+
+
+def test_what_a_move_gained_is_said_once() -> None:
+    ended = decision(DecisionCode.MOVE_COMMITTED, to_split=AFTER, predicted_gain=0.2)
+    gained = ended.model_copy(update={"measured_gain": 0.183})
+    said = story.measured(running(ended), running(gained))
+    assert said == f"the move from {BEFORE.label()} to {AFTER.label()} gained 18% of the period (20% was predicted)"
+    assert story.measured(running(gained), running(gained, decision(DecisionCode.AT_OPTIMUM))) is None
+    lost = story.measured(running(ended), running(ended.model_copy(update={"measured_gain": -0.05})))
+    assert lost is not None
+    assert "lost 5.0%" in lost
 
 
 def test_a_roll_back_is_told_with_its_cause() -> None:
