@@ -11,7 +11,7 @@ resourceVersion changes that version of it and nothing else. So nobody undoes wh
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 from urllib.parse import urlencode
@@ -154,6 +154,8 @@ class Cluster:
 
     def __init__(self, api: client.ApiClient) -> None:
         self._api = api
+        self.answered: Callable[[str, int], None] = lambda _verb, _code: None
+        """Told of every request but watches: its verb and the HTTP status of the answer, 0 if there was none."""
 
     @classmethod
     async def connect(cls, context: str | None = None) -> Cluster:
@@ -287,9 +289,12 @@ class Cluster:
             response = await self._api.call_api(verb, url, sent_headers, sent_body, _request_timeout=30)
             data = await response.read()
         except ApiException as error:
+            self.answered(method, error.status or 0)
             raise ClusterError(error.status or 0, str(error.reason), str(error.body or error.reason)) from error
         except (OSError, TimeoutError, client.rest.aiohttp.ClientError) as error:
+            self.answered(method, 0)
             raise ClusterError(0, "Unreachable", f"the API server did not answer: {error!r}") from error
+        self.answered(method, response.status)
         try:
             answer = json.loads(data) if data else {}
         except ValueError:

@@ -20,6 +20,9 @@ from rljob_operator import telemetry
 from rljob_operator.prometheus import Prometheus
 from rljob_operator.readings import Telemetry
 from rljob_operator.situation import Planner
+from rljob_planner import search
+from rljob_planner.api.spec import RLJobSpec
+from rljob_planner.placement import rooms_of
 
 
 @dataclass(frozen=True)
@@ -76,8 +79,8 @@ class Edges:
     in_thread: InThread = asyncio.to_thread
 
     @classmethod
-    def real(cls, session: aiohttp.ClientSession) -> Edges:
-        """The machine's clocks, Prometheus over HTTP, and the planner itself."""
+    def real(cls, session: aiohttp.ClientSession, planned: Callable[[float], None] = lambda _: None) -> Edges:
+        """The machine's clocks, Prometheus over HTTP, and the planner itself; ``planned`` is told the seconds of each question."""
 
         async def observe(url: str, question: Question) -> Telemetry:
             return await telemetry.observe(
@@ -95,17 +98,50 @@ class Edges:
                 series=question.series,
             )
 
-        return cls(observe, in_thread=_on_planner_thread)
+        async def in_thread(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+            return await _on_planner_thread(planned, functools.partial(function, *args, **kwargs))
+
+        return cls(observe, in_thread=in_thread)
 
 
 _planner_thread = ThreadPoolExecutor(1, thread_name_prefix="planner")
 
 
-async def _on_planner_thread(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Runs a function on the one thread that plans.
+def warm_up() -> None:
+    """Lets the planner thread load the simulator, which takes a second where its machine code is cached and many where it is not."""
+    _planner_thread.submit(search.plan, RLJobSpec.model_validate(_SMALL), rooms_of("1x8"), detail=False)
+
+
+_SMALL: dict[str, Any] = {
+    "gpus": 8,
+    "accelerator": "H100-SXM",
+    "model": {"name": "Qwen/Qwen3-8B"},
+    "workload": {
+        "promptsPerStep": 8,
+        "samplesPerPrompt": 4,
+        "steps": 10,
+        "promptTokens": {"mean": 100},
+        "responseTokens": {"mean": 100, "max": 1000},
+    },
+    "staleness": {"max": 2},
+    "sampler": {"gpusPerReplica": 1, "template": {"spec": {"containers": [{"name": "a"}]}}},
+    "trainer": {"gpusPerReplica": 4, "template": {"spec": {"containers": [{"name": "a"}]}}},
+}
+"""A question to the planner that is answered soon."""
+
+
+async def _on_planner_thread(planned: Callable[[float], None], function: Callable[[], Any]) -> Any:
+    """Runs a function on the one thread that plans, and tells how long it took.
 
     Several would be no faster, since most of a plan holds the interpreter lock, and each of them keeps memory of its own for what the
     simulator allocates: six threads take twice the memory of one.
     """
-    call = functools.partial(function, *args, **kwargs)
-    return await asyncio.get_running_loop().run_in_executor(_planner_thread, call)
+
+    def timed() -> Any:
+        began = time.monotonic()
+        try:
+            return function()
+        finally:
+            planned(time.monotonic() - began)
+
+    return await asyncio.get_running_loop().run_in_executor(_planner_thread, timed)

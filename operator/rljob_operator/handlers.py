@@ -28,7 +28,7 @@ import kopf
 from rljob_operator import autoscalers, kept, stateless, watches
 from rljob_operator.cluster import FIELD_MANAGER, Cluster, ClusterError, Json
 from rljob_operator.config import Config
-from rljob_operator.edges import Edges
+from rljob_operator.edges import Edges, warm_up
 from rljob_operator.fence import Fence, Fenced, Holding, TakeOver
 from rljob_operator.gate import MANAGED_BY_LABEL, UID_LABEL
 from rljob_operator.leader import Elector
@@ -95,6 +95,12 @@ class Memo:
     async def connect(self) -> None:
         """Connects to the API server and, if there is an election, takes part in it."""
         self.cluster = await Cluster.connect()
+        self.cluster.answered = self.metrics.requested
+        self.metrics.count_by(
+            jobs=lambda: len(self.jobs),
+            woken_jobs=lambda: sum(job.wake.is_set() for job in tuple(self.jobs.values())),
+            waiting_jobs=lambda: len(self.view.waiting),
+        )
         self.session = aiohttp.ClientSession()
         lease = self.config.lease
         if lease is None:
@@ -178,7 +184,7 @@ class Memo:
         assert self.session is not None
         reconciler = Reconciler(
             cluster=self.fenced,
-            edges=Edges.real(self.session),
+            edges=Edges.real(self.session, self.metrics.planned),
             view=self.view,
             config=self.config,
             metrics=self.metrics,
@@ -267,6 +273,8 @@ def registry(config: Config) -> tuple[kopf.OperatorRegistry, Memo]:
         )
         await memo.connect()
         assert memo.cluster is not None
+        # The planner's machine code is loaded before the first job asks, and beside the lists of the watches.
+        warm_up()
         memo.pods = watches.Pods(memo.cluster, config.namespaces, memo)
         await memo.pods.start()
         if config.metrics_port is not None:

@@ -23,8 +23,15 @@ AnyMetric = TypeVar("AnyMetric", bound=MetricWrapperBase)
 
 JOB = ("rljob_namespace", "rljob_name")
 
-PASS_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
-"""Upper edges in seconds for the time of a pass: from one that finds nothing to do to one that plans anew."""
+PASS_SECONDS = (0.005, 0.01, 0.02, 0.04, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0)
+"""Upper edges in seconds for the time of a pass: from one that finds nothing to do to one that plans anew.
+
+The histogram is one for all jobs, since its buckets times hundreds of jobs would be most of what a scrape brings; which job is late is told by
+the time of its last pass.
+"""
+
+PLAN_SECONDS = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+"""Upper edges in seconds for the time of what the planner is asked, the wait for it left out."""
 
 
 class OperatorMetrics:
@@ -44,16 +51,37 @@ class OperatorMetrics:
             return self._kept(Counter(f"rljob_operator_{name}", text, (*JOB, *labels), registry=self.registry))
 
         self._decisions = counter("decision_total", "Decisions by their reason code", "code")
-        self._decision_code = gauge("decision_code", "1 for the code of the last decision, 0 for the others", "code")
-        self._reconcile_s = self._kept(
-            Histogram(
-                "rljob_operator_reconcile_seconds",
-                "Time of a pass over a job",
-                JOB,
-                buckets=PASS_SECONDS,
-                registry=self.registry,
-            )
+        self._decision_code = gauge(
+            "decision_code", "1 for the code of the last decision, 0 for those before it", "code"
         )
+        self._codes: dict[tuple[str, str], str] = {}
+        self._phases: dict[tuple[str, str], MovePhase] = {}
+        self._reconcile_s = Histogram(
+            "rljob_operator_reconcile_seconds",
+            "Time of a pass over any job",
+            buckets=PASS_SECONDS,
+            registry=self.registry,
+        )
+        self._plan_s = Histogram(
+            "rljob_operator_plan_seconds",
+            "Time of a question to the planner",
+            buckets=PLAN_SECONDS,
+            registry=self.registry,
+        )
+        self._requests = Counter(
+            "rljob_operator_api_requests_total",
+            "Requests to the API server by verb and HTTP status, 0 where none came; watches that kopf keeps are left out",
+            ("verb", "code"),
+            registry=self.registry,
+        )
+        self._counts = {
+            name: Gauge(f"rljob_operator_{name}", text, registry=self.registry)
+            for name, text in (
+                ("jobs", "RLJobs that this replica knows"),
+                ("woken_jobs", "RLJobs that something has happened to and whose pass has not begun"),
+                ("waiting_jobs", "RLJobs that wait for GPUs, or for those before them to plan"),
+            )
+        }
         self._reconcile_errors = counter("reconcile_errors_total", "Passes over a job that failed")
         self._last_reconcile = gauge(
             "last_reconcile_timestamp_seconds", "When the last pass over a job ended, in seconds since the epoch"
@@ -64,7 +92,7 @@ class OperatorMetrics:
             "budget_violations_total", "Times that a job's pods were seen to hold more than its budget"
         )
         self._moves = counter("moves_total", "Moves that ended, by outcome", "outcome")
-        self._move_phase = gauge("move_phase", "1 for the phase of the move under way, 0 for the others", "phase")
+        self._move_phase = gauge("move_phase", "1 for the phase of the move under way, 0 for those before it", "phase")
         self._drain_timeouts = counter("drain_timeouts_total", "Drains that ran out of time with samples still running")
         self._lost_samples = counter(
             "lost_samples_total", "Samples that ran on pods which went in a shrink though they were to stay"
@@ -97,9 +125,22 @@ class OperatorMetrics:
         self._of_jobs.append(metric)
         return metric
 
+    def requested(self, verb: str, code: int) -> None:
+        """The API server answered a request with an HTTP status; 0: it did not answer."""
+        self._requests.labels(verb, code).inc()
+
+    def planned(self, seconds: float) -> None:
+        """The planner answered a question after ``seconds``."""
+        self._plan_s.observe(seconds)
+
+    def count_by(self, **counts: Callable[[], float]) -> None:
+        """Says how to count ``jobs``, ``woken_jobs`` and ``waiting_jobs`` when they are asked for."""
+        for name, count in counts.items():
+            self._counts[name].set_function(count)
+
     def reconciled(self, namespace: str, name: str, seconds: float) -> None:
         """A pass over a job ended after ``seconds``."""
-        self._reconcile_s.labels(namespace, name).observe(seconds)
+        self._reconcile_s.observe(seconds)
         self._last_reconcile.labels(namespace, name).set(self._clock())
 
     def reconcile_failed(self, namespace: str, name: str) -> None:
@@ -109,8 +150,11 @@ class OperatorMetrics:
     def decided(self, namespace: str, name: str, code: DecisionCode, predicted_gain: float | None = None) -> None:
         """A decision was taken; ``predicted_gain`` as a fraction of the period, None if there is no wish."""
         self._decisions.labels(namespace, name, code.value).inc()
-        for each in DecisionCode:
-            self._decision_code.labels(namespace, name, each.value).set(each is code)
+        last = self._codes.get((namespace, name))
+        if last is not None:
+            self._decision_code.labels(namespace, name, last).set(0)
+        self._codes[namespace, name] = code.value
+        self._decision_code.labels(namespace, name, code.value).set(1)
         _set(self._gain, predicted_gain, namespace, name)
 
     def held(self, namespace: str, name: str, *, budget: int, held: int) -> None:
@@ -123,8 +167,13 @@ class OperatorMetrics:
 
     def move_phase(self, namespace: str, name: str, phase: MovePhase | None) -> None:
         """The phase of the move under way, None if there is none."""
-        for each in MovePhase:
-            self._move_phase.labels(namespace, name, each.value).set(each is phase)
+        key = (namespace, name)
+        last = self._phases.pop(key, None)
+        if last is not None and last is not phase:
+            self._move_phase.labels(*key, last.value).set(0)
+        if phase is not None:
+            self._phases[key] = phase
+            self._move_phase.labels(*key, phase.value).set(1)
 
     def move_ended(self, namespace: str, name: str, outcome: str) -> None:
         """A move ended as ``outcome``: Committed or RolledBack."""
@@ -176,6 +225,8 @@ class OperatorMetrics:
 
     def forget(self, namespace: str, name: str) -> None:
         """Remove every series of a job that is gone."""
+        self._codes.pop((namespace, name), None)
+        self._phases.pop((namespace, name), None)
         for metric in self._of_jobs:
             metric.remove_by_labels({"rljob_namespace": namespace, "rljob_name": name})
 

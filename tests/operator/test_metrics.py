@@ -10,6 +10,11 @@ from prometheus_client import CollectorRegistry, generate_latest
 from rljob_operator.metrics import OperatorMetrics
 from rljob_planner.api.status import CalibrationStatus, DecisionCode, MovePhase
 
+OF_THE_PROCESS = (
+    "leader ", "takeovers_", "reconcile_seconds", "plan_seconds", "api_requests", "jobs ", "woken_jobs", "waiting_jobs"
+)  # fmt: skip
+"""Metrics that no job has for itself."""
+
 JOB = {"rljob_namespace": "team", "rljob_name": "math"}
 
 
@@ -24,10 +29,12 @@ def value(metrics: OperatorMetrics, name: str, **labels: str) -> float | None:
 
 def test_a_pass_is_timed(metrics: OperatorMetrics) -> None:
     metrics.reconciled("team", "math", 0.3)
-    assert value(metrics, "reconcile_seconds_count") == 1
-    assert value(metrics, "reconcile_seconds_sum") == 0.3
-    assert value(metrics, "reconcile_seconds_bucket", le="0.25") == 0
-    assert value(metrics, "reconcile_seconds_bucket", le="0.5") == 1
+    metrics.reconciled("team", "code", 0.01)
+    found = metrics.registry.get_sample_value
+    assert found("rljob_operator_reconcile_seconds_count") == 2
+    assert found("rljob_operator_reconcile_seconds_sum") == 0.31
+    assert found("rljob_operator_reconcile_seconds_bucket", {"le": "0.2"}) == 1
+    assert found("rljob_operator_reconcile_seconds_bucket", {"le": "0.5"}) == 2
     assert value(metrics, "last_reconcile_timestamp_seconds") == 1_700_000_000.0
 
 
@@ -96,7 +103,7 @@ def test_a_deleted_job_leaves_no_series(metrics: OperatorMetrics) -> None:
     metrics.forget("team", "math")
     text = generate_latest(metrics.registry).decode()
     assert 'rljob_name="math"' not in text
-    assert text.count('rljob_name="code"') > 30
+    assert text.count('rljob_name="code"') > 20
     metrics.forget("team", "never-seen")
 
 
@@ -106,9 +113,37 @@ def test_every_series_names_its_job(metrics: OperatorMetrics) -> None:
     for line in generate_latest(metrics.registry).decode().splitlines():
         if not line.startswith("#"):
             assert line.startswith("rljob_operator_")
-            if line.startswith(("rljob_operator_leader ", "rljob_operator_takeovers_")):
+            if line.startswith(tuple(f"rljob_operator_{name}" for name in OF_THE_PROCESS)):
                 continue
             assert 'rljob_namespace="team"' in line
+
+
+def test_a_job_costs_a_scrape_few_series(metrics: OperatorMetrics) -> None:
+    before = len(generate_latest(metrics.registry).decode().splitlines())
+    for name in ("math", "code"):
+        for code in (DecisionCode.SETTLING, DecisionCode.AT_OPTIMUM):
+            metrics.reconciled("team", name, 0.1)
+            metrics.decided("team", name, code)
+        metrics.held("team", name, budget=8, held=8)
+        metrics.periods("team", name, predicted_s=1.0, observed_s=1.0)
+        metrics.calibration("team", name, CalibrationStatus(observations=1))
+        metrics.metrics_available("team", name, True)
+    assert (len(generate_latest(metrics.registry).decode().splitlines()) - before) / 2 < 25
+
+
+def test_what_the_process_does_is_counted(metrics: OperatorMetrics) -> None:
+    metrics.requested("PATCH", 200)
+    metrics.requested("PATCH", 409)
+    metrics.requested("PATCH", 409)
+    metrics.planned(0.3)
+    waiting = {"one"}
+    metrics.count_by(waiting_jobs=lambda: len(waiting))
+    found = metrics.registry.get_sample_value
+    assert found("rljob_operator_api_requests_total", {"verb": "PATCH", "code": "409"}) == 2
+    assert found("rljob_operator_plan_seconds_count") == 1
+    assert found("rljob_operator_waiting_jobs") == 1
+    waiting.clear()
+    assert found("rljob_operator_waiting_jobs") == 0
 
 
 def test_metrics_are_served() -> None:
