@@ -5,7 +5,7 @@ length is tracked with its rate of change (a local linear trend, by a Kalman fil
 and across moves, whose windows would each begin anew. Three things keep it honest:
 
 - what finished in a window was begun before it, so a reading speaks of a moment that lies back by the age of what finished;
-- windows overlap, and what makes their means deviate lasts, so a reading counts as the share of the time of two windows that is new;
+- windows overlap, and what makes their means deviate lasts, so a reading counts as the share of two windows that is new;
 - a rate counts as far as it is beyond twice its own standard error, since what looks like growth for half an hour is mostly chance;
 - a jump (a new stage of a curriculum, a changed prompt set) moves the level alone: it says nothing of the rate.
 """
@@ -18,13 +18,13 @@ from dataclasses import dataclass
 from rljob_operator.readings import LengthHistogram
 
 RATE_PRIOR = 0.003
-"""Standard deviation of the change of ln(mean) a period, before anything is known: published runs grow ×2 to ×5 in some hundred steps."""
+"""Standard deviation of the change of ln(mean) a step, before anything is known: published runs grow ×2 to ×5 in some hundred steps."""
 
 RATE_WANDER = 2e-4
-"""Standard deviation by which that change itself changes in a period: a rate holds for some hundred steps."""
+"""Standard deviation by which that change itself changes in a step: a rate holds for some hundred steps."""
 
 LEVEL_WANDER = 0.002
-"""Standard deviation by which ln(mean) wanders in a period besides."""
+"""Standard deviation by which ln(mean) wanders in a step besides."""
 
 LEAST_SPREAD = 0.02
 """Least standard deviation of ln(mean of a window): what batches contain varies."""
@@ -52,35 +52,35 @@ LONGEST_LOOK = math.log(2.0)
 class LengthTrend:
     """The mean length of samples that start now, and how it changes; logarithms are natural."""
 
-    at_s: float
-    """When it was brought up to date, in seconds since the epoch."""
+    step: float
+    """Policy version at which it was brought up to date."""
     log_mean: float
-    """ln(mean length in tokens) of samples that start at that time."""
-    per_s: float
-    """Change of it in 1/s."""
+    """ln(mean length in tokens) of samples that start at that step."""
+    per_step: float
+    """Change of it a step."""
     variance: float
     """Variance of ``log_mean``."""
     covariance: float
-    """Covariance of ``log_mean`` and ``per_s`` in 1/s."""
+    """Covariance of ``log_mean`` and ``per_step``."""
     rate_variance: float
-    """Variance of ``per_s`` in 1/s²."""
+    """Variance of ``per_step``."""
     spread: float
     """Standard deviation of ln(mean of one window)."""
     mark: float
     """ln(mean length) of the window that the next one a window later is compared with."""
-    mark_s: float
-    """When that was read, in seconds since the epoch."""
+    mark_step: float
+    """Policy version at which that was read."""
 
     @property
-    def foreseen_per_s(self) -> float:
-        """The change that is foreseen, in 1/s: the rate, as far as it is certain."""
+    def foreseen_per_step(self) -> float:
+        """The change a step that is foreseen: the rate, as far as it is certain."""
         error = CERTAIN * math.sqrt(max(0.0, self.rate_variance))
-        return 0.0 if abs(self.per_s) <= error else self.per_s * (1.0 - (error / self.per_s) ** 2)
+        return 0.0 if abs(self.per_step) <= error else self.per_step * (1.0 - (error / self.per_step) ** 2)
 
-    def ahead(self, seconds: float) -> tuple[float, float]:
-        """ln(mean length) of samples that start so many seconds later, and its standard error."""
-        change = min(LONGEST_LOOK, max(-LONGEST_LOOK, self.foreseen_per_s * seconds))
-        variance = self.variance + 2.0 * seconds * self.covariance + seconds**2 * self.rate_variance
+    def ahead(self, steps: float) -> tuple[float, float]:
+        """ln(mean length) of samples that start so many steps later, and its standard error."""
+        change = min(LONGEST_LOOK, max(-LONGEST_LOOK, self.foreseen_per_step * steps))
+        variance = self.variance + 2.0 * steps * self.covariance + steps**2 * self.rate_variance
         return self.log_mean + change, math.sqrt(max(0.0, variance))
 
 
@@ -94,76 +94,74 @@ def followed(
     before: LengthTrend | None,
     histogram: LengthHistogram,
     *,
-    at_s: float,
-    window_s: float,
-    age_s: float,
-    period_s: float,
+    step: float,
+    window_steps: float,
+    age_steps: float,
     samples_per_prompt: int,
 ) -> LengthTrend:
-    """The trend after a window of ``window_s`` seconds that ended at ``at_s``, whose samples began ``age_s`` before on the mean.
+    """The trend after a window of ``window_steps`` that ended at ``step``, whose samples began ``age_steps`` before on the mean.
 
-    ``period_s`` is the time scale: what lengths may do in a step.
+    A run that went back to a checkpoint begins anew.
     """
     value, sampling = math.log(histogram.mean_tokens), sampling_error(histogram, samples_per_prompt)
-    if before is None:
-        prior, spread = (RATE_PRIOR / period_s) ** 2, max(sampling, LEAST_SPREAD)
-        variance = spread**2 + age_s**2 * prior
-        return LengthTrend(at_s, value, 0.0, variance, age_s * prior, prior, spread, value, at_s)
-    passed_s = at_s - before.at_s
-    fresh = min(1.0, max(0.0, passed_s / (LASTS_WINDOWS * window_s))) if window_s > 0 else 1.0
+    if before is None or step < before.step:
+        prior, spread = RATE_PRIOR**2, max(sampling, LEAST_SPREAD)
+        variance = spread**2 + age_steps**2 * prior
+        return LengthTrend(step, value, 0.0, variance, age_steps * prior, prior, spread, value, step)
+    passed = step - before.step
+    fresh = min(1.0, passed / (LASTS_WINDOWS * max(window_steps, 1.0)))
     if fresh <= 0.0:
         return before
-    spread, mark, mark_s = before.spread, before.mark, before.mark_s
-    if at_s - mark_s >= 0.99 * window_s:
-        spread, mark, mark_s = _spread(before, value, sampling), value, at_s
-    here = _predicted(before, passed_s, period_s)
+    spread, mark, mark_step = before.spread, before.mark, before.mark_step
+    if step - mark_step >= 0.99 * window_steps:
+        spread, mark, mark_step = _spread(before, value, sampling), value, step
+    here = _predicted(before, passed)
     noise = max(spread, sampling, LEAST_SPREAD) ** 2 / fresh
-    innovation = value - (here.log_mean - here.per_s * age_s)
-    level_gain = here.variance - age_s * here.covariance
-    rate_gain = here.covariance - age_s * here.rate_variance
-    total = level_gain - age_s * rate_gain + noise
+    innovation = value - (here.log_mean - here.per_step * age_steps)
+    level_gain = here.variance - age_steps * here.covariance
+    rate_gain = here.covariance - age_steps * here.rate_variance
+    total = level_gain - age_steps * rate_gain + noise
     if innovation**2 > JUMP**2 * total:
         # The level alone may have moved, by about what was seen.
         level_gain, total = level_gain + innovation**2, total + innovation**2
         rate_gain = 0.0
     k_level, k_rate = level_gain / total, rate_gain / total
     return LengthTrend(
-        at_s,
+        step,
         here.log_mean + k_level * innovation,
-        here.per_s + k_rate * innovation,
-        _after(here, k_level, age_s, noise, innovation**2 if rate_gain == 0.0 else 0.0),
-        here.covariance - k_level * (here.covariance - age_s * here.rate_variance),
-        here.rate_variance - k_rate * (here.covariance - age_s * here.rate_variance),
+        here.per_step + k_rate * innovation,
+        _after(here, k_level, age_steps, noise, innovation**2 if rate_gain == 0.0 else 0.0),
+        here.covariance - k_level * (here.covariance - age_steps * here.rate_variance),
+        here.rate_variance - k_rate * (here.covariance - age_steps * here.rate_variance),
         spread,
         mark,
-        mark_s,
+        mark_step,
     )
 
 
-def _after(here: LengthTrend, k_level: float, age_s: float, noise: float, jumped: float) -> float:
+def _after(here: LengthTrend, k_level: float, age_steps: float, noise: float, jumped: float) -> float:
     """The variance of the level after a reading; at least a little of the noise stays."""
-    seen = here.variance + jumped - age_s * here.covariance
+    seen = here.variance + jumped - age_steps * here.covariance
     return max((here.variance + jumped) - k_level * seen, 1e-3 * noise * k_level**2)
 
 
-def _predicted(before: LengthTrend, passed_s: float, period_s: float) -> LengthTrend:
-    """The trend so much later, with what may have changed meanwhile."""
-    periods = passed_s / period_s
-    rate_noise = (RATE_WANDER / period_s) ** 2 * periods
+def _predicted(before: LengthTrend, passed: float) -> LengthTrend:
+    """The trend so many steps later, with what may have changed meanwhile."""
+    rate_noise = RATE_WANDER**2 * passed
     return LengthTrend(
-        before.at_s + passed_s,
-        before.log_mean + before.per_s * passed_s,
-        before.per_s,
+        before.step + passed,
+        before.log_mean + before.per_step * passed,
+        before.per_step,
         before.variance
-        + 2.0 * passed_s * before.covariance
-        + passed_s**2 * before.rate_variance
-        + LEVEL_WANDER**2 * periods
-        + rate_noise * passed_s**2 / 3.0,
-        before.covariance + passed_s * before.rate_variance + rate_noise * passed_s / 2.0,
+        + 2.0 * passed * before.covariance
+        + passed**2 * before.rate_variance
+        + LEVEL_WANDER**2 * passed
+        + rate_noise * passed**2 / 3.0,
+        before.covariance + passed * before.rate_variance + rate_noise * passed / 2.0,
         before.rate_variance + rate_noise,
         before.spread,
         before.mark,
-        before.mark_s,
+        before.mark_step,
     )
 
 

@@ -132,19 +132,18 @@ def trainer_reading(telemetry: Telemetry, spec: RLJobSpec) -> TrainerReading | N
 def followed_lengths(previous: LengthTrend | None, telemetry: Telemetry, spec: RLJobSpec) -> LengthTrend | None:
     """How lengths move after this observation; a layout too young to have finished its long samples teaches nothing."""
     lengths, iteration_s = telemetry.response_lengths.value, telemetry.iteration_s.value
-    period_s, since_s = telemetry.period_s.value, telemetry.since_s
-    if lengths is None or iteration_s is None or not period_s or since_s is None or telemetry.window_s <= 0:
+    period_s, since_s, step = telemetry.period_s.value, telemetry.since_s, telemetry.policy_version.value
+    if lengths is None or iteration_s is None or not period_s or since_s is None or step is None:
         return previous
-    if since_s < turnover_s(lengths, iteration_s) or not lengths.mean_tokens > 0:
+    if telemetry.window_s <= 0 or since_s < turnover_s(lengths, iteration_s) or not lengths.mean_tokens > 0:
         return previous
     try:
         return followed(
             previous,
             lengths,
-            at_s=telemetry.at,
-            window_s=telemetry.window_s,
-            age_s=finished_age_s(lengths, iteration_s, telemetry.window_s),
-            period_s=period_s,
+            step=float(step),
+            window_steps=telemetry.window_s / period_s,
+            age_steps=finished_age_s(lengths, iteration_s, telemetry.window_s) / period_s,
             samples_per_prompt=spec.workload.samples_per_prompt,
         )
     except (ArithmeticError, ValueError):
@@ -177,15 +176,15 @@ def lengths_of(kept: CalibrationStatus | None) -> LengthTrend | None:
     if trend is None:
         return None
     return LengthTrend(
-        epoch_s(trend.at),
+        trend.step,
         trend.log_mean,
-        trend.per_second,
+        trend.per_step,
         trend.variance,
         trend.covariance,
         trend.rate_variance,
         trend.spread,
         trend.mark,
-        epoch_s(trend.mark_at),
+        trend.mark_step,
     )
 
 
@@ -202,15 +201,15 @@ def kept(calibration: Calibration, lengths: LengthTrend | None) -> CalibrationSt
         lengths=None
         if lengths is None
         else LengthTrendStatus(
-            at=timestamp(lengths.at_s),
+            step=_six(lengths.step),
             log_mean=_six(lengths.log_mean),
-            per_second=_six(lengths.per_s),
+            per_step=_six(lengths.per_step),
             variance=_six(lengths.variance),
             covariance=_six(lengths.covariance),
             rate_variance=_six(lengths.rate_variance),
             spread=_six(lengths.spread),
             mark=_six(lengths.mark),
-            mark_at=timestamp(lengths.mark_s),
+            mark_step=_six(lengths.mark_step),
         ),
     )
 

@@ -104,16 +104,14 @@ class Outlook:
             known = math.isfinite(trend.uncertainty_per_s)
             self.length_error = trend.uncertainty_per_s * age_s if known else UNKNOWN_TREND
             """Standard error of the logarithm of their mean."""
-            self.growth_per_s = trend.shrunk_per_s
-            """Change of the logarithm of their mean in 1/s."""
+            self.growth_per_step = trend.shrunk_per_s * period_s
+            """Change of the logarithm of their mean a step."""
         else:
             # What may yet happen to lengths is no reason to leave a split that is wrong for those of now.
-            log_mean, self.length_error = (
-                situation.lengths.ahead(self._lead_s())[0],
-                situation.lengths.ahead(self.move_s)[1],
-            )
+            self.length_error = situation.lengths.ahead(self.move_s / period_s)[1]
+            log_mean = situation.lengths.ahead(self._lead_s() / period_s)[0]
             self.corrected = finished.scaled(math.exp(log_mean) / finished.mean_tokens)
-            self.growth_per_s = situation.lengths.foreseen_per_s
+            self.growth_per_step = situation.lengths.foreseen_per_step
         self._remembered = situation.remembered or Remembered()
         self._basis = self._remembered.about(*self._asked_with())
 
@@ -167,7 +165,7 @@ class Outlook:
             response_tokens_mean=_short(self.corrected.mean_tokens),
             response_tokens_uncertainty=_short(self.length_error),
             finished_tokens_mean=_short(self.finished.mean_tokens),
-            growth_per_step=_short(self.growth_per_s * self.observed_period_s),
+            growth_per_step=_short(self.growth_per_step),
             environment_seconds_per_turn=None if environment is None else _short(environment.seconds_per_turn),
         )
 

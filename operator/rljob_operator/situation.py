@@ -5,6 +5,7 @@ The planner is among the inputs, as two functions, so that a decision can be tes
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
@@ -109,6 +110,9 @@ class Decision:
 STALENESS_TOLERANCE = 0.02
 """Share of the limit by which a measured mean may exceed it before the cap is lowered: under ``admission`` it sits at the limit."""
 
+STEP_NOISE = 0.1
+"""Standard deviation of a step's mean staleness over the limit: groups come in bursts, and a window holds few steps."""
+
 
 @dataclass(frozen=True)
 class StalenessCheck:
@@ -120,6 +124,8 @@ class StalenessCheck:
     """In policy versions; None if unknown."""
     limit: float
     """What the bound promises of the statistic, in policy versions."""
+    noise: float = 0.0
+    """Share of the limit by which the statistic of a window may exceed it by chance."""
 
     @property
     def within(self) -> bool | None:
@@ -129,14 +135,19 @@ class StalenessCheck:
     @property
     def clearly_over(self) -> bool:
         """Whether it is known to be broken by more than the noise of a mean."""
-        return self.observed is not None and self.observed > self.limit + STALENESS_TOLERANCE * max(1.0, self.limit)
+        return self.observed is not None and self.observed > self.limit + (STALENESS_TOLERANCE + self.noise) * max(
+            1.0, self.limit
+        )
 
 
 def staleness_check(spec: RLJobSpec, telemetry: Telemetry) -> StalenessCheck:
     """Compare measured staleness with what the bound of the job promises."""
     if spec.staleness.bound is Bound.DROP:
         return StalenessCheck("max", telemetry.staleness_max.value, float(spec.staleness.max))
-    return StalenessCheck("mean", telemetry.staleness_mean.value, spec.staleness.mean_limit)
+    steps = telemetry.steps_in_window.value or 1
+    return StalenessCheck(
+        "mean", telemetry.staleness_mean.value, spec.staleness.mean_limit, STEP_NOISE / math.sqrt(max(1, steps))
+    )
 
 
 def unknown_now(telemetry: Telemetry) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ import pytest
 from rljob_operator.growth import LengthTrend, followed, sampling_error
 from rljob_operator.readings import LengthHistogram
 
-PERIOD_S, WINDOW_STEPS, LIFE_STEPS = 60.0, 8, 3
+WINDOW_STEPS, LIFE_STEPS = 8, 3
 
 
 def histogram(mean: float, count: float) -> LengthHistogram:
@@ -29,10 +29,9 @@ def run(truth: Callable[[int], float], *, steps: int = 400, noise: float = 0.02,
         trend = followed(
             trend,
             histogram(sum(window) / len(window), 1024.0 * len(window)),
-            at_s=step * PERIOD_S,
-            window_s=len(window) * PERIOD_S,
-            age_s=(LIFE_STEPS + len(window) / 2) * PERIOD_S,
-            period_s=PERIOD_S,
+            step=float(step),
+            window_steps=float(len(window)),
+            age_steps=LIFE_STEPS + len(window) / 2,
             samples_per_prompt=16,
         )
         found.append(trend)
@@ -44,27 +43,27 @@ def test_growth_is_foreseen() -> None:
     for step in (100, 200, 300, 399):
         trend = found[step]
         assert math.exp(trend.log_mean) == pytest.approx(1000.0 * 4.0 ** (step / 400), rel=0.06)
-        assert trend.per_s * PERIOD_S == pytest.approx(math.log(4.0) / 400, rel=0.4)
-        ahead, error = trend.ahead(30 * PERIOD_S)
+        assert trend.per_step == pytest.approx(math.log(4.0) / 400, rel=0.4)
+        ahead, error = trend.ahead(30)
         assert ahead == pytest.approx(math.log(1000.0) + math.log(4.0) * (step + 30) / 400, abs=2.5 * error)
 
 
 def test_noise_alone_foresees_next_to_nothing() -> None:
     for trend in run(lambda _: 1000.0, noise=0.1)[60::20]:
-        assert abs(trend.per_s * PERIOD_S) < 0.0035
-        assert abs(trend.ahead(20 * PERIOD_S)[0] - math.log(1000.0)) < 3.0 * trend.ahead(20 * PERIOD_S)[1]
+        assert abs(trend.per_step) < 0.0035
+        assert abs(trend.ahead(20)[0] - math.log(1000.0)) < 3.0 * trend.ahead(20)[1]
 
 
 def test_a_jump_moves_the_level_and_not_the_rate() -> None:
     found = run(lambda step: 1000.0 if step < 200 else 2500.0)
     assert math.exp(found[225].log_mean) == pytest.approx(2500.0, rel=0.1)
-    assert abs(found[225].per_s) * PERIOD_S < 0.006
+    assert abs(found[225].per_step) < 0.006
     assert math.exp(found[-1].log_mean) == pytest.approx(2500.0, rel=0.05)
 
 
 def test_a_turn_is_followed() -> None:
     found = run(lambda step: 1000.0 * 4.0 ** (abs(step - 200) / 200 - 1))
-    assert found[190].per_s < 0.0 < found[260].per_s
+    assert found[190].per_step < 0.0 < found[260].per_step
 
 
 def test_what_is_foreseen_stays_within_a_factor_of_two() -> None:
@@ -82,6 +81,12 @@ def test_samples_of_a_group_are_no_independent_draws() -> None:
 def test_the_same_window_again_teaches_nothing() -> None:
     trend = run(lambda _: 1000.0, steps=20)[-1]
     again = followed(
-        trend, histogram(2000.0, 8000.0), at_s=trend.at_s, window_s=480.0, age_s=300.0, period_s=60.0, samples_per_prompt=8
+        trend, histogram(2000.0, 8000.0), step=trend.step, window_steps=8.0, age_steps=5.0, samples_per_prompt=8
     )  # fmt: skip
     assert again == trend
+
+
+def test_a_run_that_goes_back_to_a_checkpoint_begins_anew() -> None:
+    trend = run(lambda step: 1000.0 * 4.0 ** (step / 400), steps=100)[-1]
+    again = followed(trend, histogram(1000.0, 8000.0), step=40.0, window_steps=8.0, age_steps=5.0, samples_per_prompt=8)
+    assert (again.step, again.per_step) == (40.0, 0.0)

@@ -35,24 +35,24 @@ class EvidenceStatus(ApiModel):
 class LengthTrendStatus(ApiModel):
     """Mean response length as it was followed over the run."""
 
-    at: str
-    """When it was brought up to date."""
+    step: float
+    """Policy version at which it was brought up to date."""
     log_mean: float
     """Natural logarithm of the mean length in tokens of samples that started then."""
-    per_second: float
-    """Change of it in 1/s: positive while responses grow."""
+    per_step: float
+    """Change of it a step: positive while responses grow."""
     variance: float
     """Variance of ``logMean``."""
     covariance: float
-    """Covariance of ``logMean`` and ``perSecond`` in 1/s."""
+    """Covariance of ``logMean`` and ``perStep``."""
     rate_variance: float
-    """Variance of ``perSecond`` in 1/s²."""
+    """Variance of ``perStep``."""
     spread: float
     """Standard deviation of ln(mean length of one window), without what drifts."""
     mark: float
     """Natural logarithm of the mean length of the window that the next one a window later is compared with."""
-    mark_at: str
-    """When that was read."""
+    mark_step: float
+    """Policy version at which that was read."""
 
 
 class DecisionInputs(ApiModel):
