@@ -113,8 +113,8 @@ class _Client:
     """Clear while writes are held back."""
     held_path: str = ""
     """Which of them: a regular expression found in their path."""
-    waiting: int = 0
-    """Writes that are held back at the moment."""
+    waiting: list[str] = field(default_factory=list)
+    """Paths of the writes that are held back at the moment."""
     cut: bool = False
     requests: dict[int, web.Request] = field(default_factory=dict)
 
@@ -194,9 +194,9 @@ class Proxy:
             if client in (None, w.client) and (not path or re.search(path, w.path) is not None)
         ]
 
-    def held(self, client: str) -> int:
-        """Writes of a client that are held back at the moment."""
-        return self._clients[client].waiting
+    def held(self, client: str) -> list[str]:
+        """Paths of the writes of a client that are held back at the moment."""
+        return list(self._clients[client].waiting)
 
     def _do(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout=30)
@@ -274,9 +274,9 @@ class Proxy:
         if rule is not None and fault is Fault.SLOW:
             await asyncio.sleep(rule.seconds)
         if writing and re.search(client.held_path, path) is not None:
-            client.waiting += 1
+            client.waiting.append(path)
             await client.opened.wait()
-            client.waiting -= 1
+            client.waiting.remove(path)
         forwarded_s = time.monotonic()
         assert self._session is not None
         headers = {k: v for k, v in request.headers.items() if k.lower() not in _NOT_FORWARDED}
