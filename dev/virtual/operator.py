@@ -70,6 +70,7 @@ class VirtualOperator:
         config: Config | None = None,
         passages: Passages | None = None,
         lag: Lag | None = None,
+        burst_s: float = BURST_S,
         name: str = "operator",
     ) -> None:
         self.cluster = cluster
@@ -83,6 +84,7 @@ class VirtualOperator:
         self.metrics = OperatorMetrics()
         self._config = config or Config(prometheus_url=PROMETHEUS)
         self._lag = lag
+        self._burst_s = burst_s
         self._jobs: dict[str, _Job] = {}
         self._watching: Watching | None = None
         self._freed = False
@@ -209,8 +211,8 @@ class VirtualOperator:
             self.passes += 1
             if delay_s is None:
                 return
-            await clock.pause(min(BURST_S, delay_s))
-            await self._woken(job.wake, delay_s - BURST_S)
+            await clock.pause(min(self._burst_s, delay_s))
+            await self._woken(job.wake, delay_s - self._burst_s)
 
     async def _woken(self, wake: asyncio.Event, timeout_s: float) -> None:
         if timeout_s <= 0 or wake.is_set():

@@ -117,7 +117,8 @@ class Store:
         meta = dict(obj["metadata"])
         self._uids += 1
         if "name" not in meta:
-            meta["name"] = f"{meta['generateName']}{self._uids:05x}"
+            # As those of the real one, generated names are in no order: the youngest pod may well come first.
+            meta["name"] = f"{meta['generateName']}{self._uids * 0x9E3779B1 % 0x100000000:08x}"
         key = (meta.get("namespace", ""), meta["name"])
         if key in self._objects[plural]:
             raise ClusterError(409, "AlreadyExists", f'{plural} "{meta["name"]}" already exists')

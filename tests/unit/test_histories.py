@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import pickle
 from collections.abc import Iterator
 from contextlib import ExitStack
 
@@ -16,12 +17,12 @@ from typer.testing import CliRunner
 from dev.bench.histories.__main__ import main
 from dev.bench.histories.decisions import instead_of_deciding
 from dev.bench.histories.history import Step, drawn, run, settle, shortened
-from dev.bench.histories.many import outcomes, seed_of
+from dev.bench.histories.many import _one, seed_of
 from dev.bench.histories.mutants import MUTANTS
 from dev.bench.histories.rest import unrest
 from dev.bench.histories.world import ACTS, Shape, World
 
-HISTORIES = 200
+HISTORIES = 150
 SHORT = 10
 """Steps of a history in this suite, about; the command line draws longer ones."""
 
@@ -95,7 +96,7 @@ def test_no_order_of_acts_that_hypothesis_finds_breaks_a_budget_or_the_peace() -
     )
 
 
-@pytest.mark.parametrize("mutant", ["grow-before-gone", "gate-counts-only-bound", "shrink-to-nothing"])
+@pytest.mark.parametrize("mutant", ["grow-before-gone", "grants-ignored", "shrink-to-nothing"])
 def test_a_broken_operator_is_caught(mutant: str) -> None:
     rule_of = {"shrink-to-nothing": "minimum"}.get(mutant, "budget")
     for seed in range(120):
@@ -152,6 +153,7 @@ def test_the_command_line_counts_and_fails_on_what_it_finds() -> None:
     assert runner.invoke(app, ["--mutant", "none"]).exit_code == 2
 
 
-def test_histories_run_in_processes_of_their_own() -> None:
-    found = {outcome.seed: outcome.verdict for outcome in outcomes(range(2), None, 2)}
-    assert set(found) == {0, 1}
+def test_what_runs_a_history_can_be_sent_to_a_fresh_process() -> None:
+    # A function of a package's __main__ can't: spawned processes don't import that.
+    assert _one.__module__ == "dev.bench.histories.many"
+    assert pickle.loads(pickle.dumps(_one)) is _one

@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 CONFIG = Config(
     prometheus_url=PROMETHEUS,
-    move_tick_s=2.0,
+    move_tick_s=3.0,
     idle_tick_s=30.0,
     deadlines=Deadlines(acknowledge_s=20.0, drain_s=20.0, gone_s=30.0, ready_s=30.0),
 )
@@ -81,7 +81,7 @@ def _manifest(rng: random.Random, name: str, room: int, widest: int) -> Json:
             "resize": rng.choice(("elastic", "elastic", "restart")),
             "template": jobs.template("trainer", terminationGracePeriodSeconds=grace_s),
         },
-        rebalance={"mode": "Auto", "interval": rng.choice(("5s", "10s", "20s"))},
+        rebalance={"mode": "Auto", "interval": rng.choice(("10s", "20s"))},
     )
 
 
@@ -103,6 +103,7 @@ class World:
         self.chance = Chance(rng)
         self.weather = Weather(rng, now_s=lambda: self.clock.now_s, kill=lambda: self._kill_soon())
         self.lag_s = 0.0
+        self._burst_s = rng.choice((0.2, 1.5, 1.5))
         self.operators: list[VirtualOperator] = []
         self.mistakes: list[str] = []
         """What passes raised besides the API server's errors."""
@@ -126,6 +127,7 @@ class World:
             planner=self.chance.planner(),
             config=CONFIG,
             passages=self.weather,
+            burst_s=self._burst_s,
             lag=lambda _plural: self.rng.uniform(0.0, self.lag_s) if self.lag_s else 0.0,
             name=f"operator-{len(self.mistakes)}",
         )
