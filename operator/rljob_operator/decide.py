@@ -1,8 +1,8 @@
 """Whether to change the split or the in-flight cap now, and why: a pure function of one situation.
 
-The order of the checks is the order of harm. A number that is unknown may not move a GPU, so that comes first; then a side that is
-broken, which no split cures; then a job that is not whole or has not settled, since what it shows is not the layout; then staleness
-over its limit, which spoils the training itself and is cured at once by a smaller in-flight cap; only then the split.
+The order of the checks is the order of harm. A number that is unknown may not move a GPU, so that comes first; then a job that is not
+whole or has not settled, since what it shows is not the layout; then staleness over its limit, which spoils the training itself and is
+cured at once by a smaller in-flight cap; then a side that is broken, which no split cures; only then the split.
 
 A move must pay its cost over the steps that remain, and it must be unlikely that it is regretted (``regret``): hysteresis comes from
 how uncertain the gain is, and not from a threshold. What a user states instead (``minGain``, ``persistence``, ``cooldown``) is obeyed.
@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 
 from rljob_operator.hindsight import with_hindsight
-from rljob_operator.holding import held
+from rljob_operator.holding import broken, held
 from rljob_operator.measured import calibrated as calibrated
 from rljob_operator.outlook import Gain, Outlook
 from rljob_operator.rebalance import epoch_s
@@ -56,7 +56,7 @@ MODE_CODES = {RebalanceMode.RECOMMEND: DecisionCode.RECOMMEND_ONLY, RebalanceMod
 
 def decide(situation: Situation, planner: Planner | None = None) -> Decision:
     """Decide, without side effects; never raises for what a job or its metrics may show."""
-    stays = held(situation) or _over_staleness(situation)
+    stays = held(situation) or _over_staleness(situation) or broken(situation)
     if stays is not None:
         return stays
     outlook = Outlook(situation, planner or Planner())

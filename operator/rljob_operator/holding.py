@@ -15,19 +15,24 @@ def held(s: Situation) -> Decision | None:
     unknown = unknown_now(s.telemetry)
     if unknown:
         return _metrics_unknown(s, unknown)
-    if s.faults:
-        return Decision(
-            DecisionCode.SIDE_BROKEN, f"no split cures a side that is broken, so nothing is moved: {s.faults[0]}"
-        )
     if not s.pods_ready:
-        return Decision(
+        return broken(s) or Decision(
             DecisionCode.NOT_READY, f"pods are not ready, so the split is left alone: {s.not_ready or 'see Ready'}"
         )
     settling = _settling(s)
     if settling is not None:
-        return Decision(DecisionCode.SETTLING, settling)
+        return broken(s) or Decision(DecisionCode.SETTLING, settling)
     unknown = unknown_in_window(s.telemetry)
     return _metrics_unknown(s, unknown) if unknown else _in_turnover(s)
+
+
+def broken(s: Situation) -> Decision | None:
+    """What is said of a side that is broken, None if none is."""
+    if not s.faults:
+        return None
+    return Decision(
+        DecisionCode.SIDE_BROKEN, f"no split cures a side that is broken, so nothing is moved: {s.faults[0]}"
+    )
 
 
 def _metrics_unknown(s: Situation, unknown: tuple[str, ...]) -> Decision:

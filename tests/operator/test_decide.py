@@ -189,6 +189,15 @@ def test_a_side_that_is_broken_is_named_and_nothing_moves() -> None:
     assert fake.plans == []
 
 
+def test_a_broken_side_may_get_a_lower_cap_but_no_move() -> None:
+    slow = ("sampler pod s-1 takes 50 ms a token",)
+    assert run(faults=slow).code is DecisionCode.SIDE_BROKEN
+    stale = telemetry(staleness_mean=Reading.of(5.0))
+    assert run(faults=slow, telemetry=stale).code is DecisionCode.LOWER_CAP
+    stalled = telemetry(steps_in_window=Reading.of(0), period_s=Reading.missing())
+    assert run(faults=slow, telemetry=stalled).code is DecisionCode.SIDE_BROKEN
+
+
 def test_a_sampler_far_slower_than_its_siblings_is_broken() -> None:
     pods = {f"s-{i}": sampler(iteration_s=Reading.of(0.02 if i else 0.05)) for i in range(4)}
     (words,) = faults_in(telemetry(samplers=pods, ready_samplers=frozenset(pods)), spec())
