@@ -73,6 +73,7 @@ class Adopting:
         self._cluster = cluster
         self._view = view
         self._edges = edges
+        self._metrics = metrics
         self._learning = learning
         self._observer = Observer(edges, config)
         self._deciding = Deciding(edges, config, metrics, Moves(edges, config, metrics, self._observer))
@@ -203,6 +204,7 @@ class Adopting:
             plan=planning.plan_status(found.plan, this.now_s, known.sources),
             decisions=status.remember(this.before.decisions, decision),
         )
+        self._metrics.decided(*this.key, decision.code, decision.predicted_gain)
         if this.before.split is None:
             known.started(this)
         this.said.append(("Normal", "Adopted", words))

@@ -15,7 +15,7 @@ import yaml
 from typer.testing import CliRunner, Result
 
 from rljob_operator.cli import app
-from tests.operator.objects import job_dict, node, pod, quota
+from tests.operator.objects import SPLIT, job_dict, node, pod, quota
 
 JOBS = "/apis/rljob.dev/v1alpha1/namespaces/rl/rljobs"
 ACCELERATED = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}
@@ -202,3 +202,18 @@ def test_a_live_job_without_the_client_says_what_to_install(monkeypatch: pytest.
     assert result.exit_code == 2
     assert "pip install 'rljob-operator[operator]'" in result.stderr
     assert "kubectl get rljob mine -o yaml | rljob plan -" in result.stderr
+
+
+def test_a_live_job_is_explained_from_its_own_status(api: Api) -> None:
+    status = {
+        "phase": "Running",
+        "split": SPLIT.model_dump(mode="json", by_alias=True),
+        "decisions": [{"at": "2026-01-02T00:00:00Z", "code": "AtOptimum", "message": "the split is the best"}],
+    }
+    api.holds(job_dict(status=status), [])
+    result = run("explain", "mine", "-n", "rl", "-o", "json")
+    assert result.exit_code == 0, result.stderr
+    found = json.loads(result.stdout)
+    assert found["limits"][0] == {"limit": "Balance", "binds": True, "why": "the split is the best", "unblock": None}
+    assert api.asked == [f"{JOBS}/mine"], "nodes, pods and Prometheus are not asked"
+    assert run("explain", "rljob/other").exit_code == 2

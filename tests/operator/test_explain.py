@@ -14,6 +14,7 @@ from rljob_operator import story
 from rljob_operator.cli import app
 from rljob_operator.explain import OF_CODE, explain, explanation_of
 from rljob_operator.explanation import Limit
+from rljob_operator.metrics import OperatorMetrics
 from rljob_planner.api.spec import RLJobSpec
 from rljob_planner.api.status import (
     CalibrationStatus,
@@ -265,3 +266,25 @@ def test_a_status_of_another_version_is_said_in_a_line(tmp_path: Path) -> None:
     assert shown.exit_code == 2
     assert "phase" in shown.stderr
     assert "another version" in shown.stderr
+
+
+def test_the_recommended_split_is_the_wish_where_it_is_worth_a_move_and_else_the_one_in_force() -> None:
+    assert story.recommended(RLJobStatus()) is None
+    assert story.recommended(running(wished(DecisionCode.RECOMMEND_ONLY))) == AFTER
+    assert story.recommended(running(wished(DecisionCode.COOLDOWN))) == AFTER
+    assert story.recommended(running(wished(DecisionCode.GAIN_TOO_SMALL))) == BEFORE
+    assert story.recommended(running(decision(DecisionCode.AT_OPTIMUM))) == BEFORE
+
+
+def test_the_recommendation_is_exported_and_goes_when_there_is_none() -> None:
+    metrics = OperatorMetrics()
+
+    def value(name: str, side: str) -> float | None:
+        labels = {"rljob_namespace": "rl", "rljob_name": "job", "side": side}
+        return metrics.registry.get_sample_value(f"rljob_operator_recommended_{name}", labels)
+
+    metrics.recommended("rl", "job", AFTER)
+    assert (value("replicas", "samplers"), value("gpus", "samplers")) == (40, 40)
+    assert (value("replicas", "trainers"), value("gpus", "trainers")) == (3, 24)
+    metrics.recommended("rl", "job", None)
+    assert value("replicas", "samplers") is None
