@@ -11,6 +11,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from dev.bench.drift.result import DriftJson
+from dev.bench.drift.traces import Trace
 from rljob_operator.explanation import ExplanationJson
 from rljob_planner._calibration_json import CalibrationJson
 from rljob_planner._compare_json import ComparisonJson
@@ -34,6 +36,8 @@ SCHEMAS: dict[str, tuple[type[BaseModel], str]] = {
     "calibration": (CalibrationJson, "validation"),
     "lengths": (LengthsJson, "serialization"),
     "diagnosis": (DiagnosisJson, "serialization"),
+    "drift": (DriftJson, "serialization"),
+    "drift-trace": (Trace, "validation"),
     "explanation": (ExplanationJson, "serialization"),
 }
 """File name without its ending → the model, and whether the schema is of what it reads or of what it writes."""

@@ -5,14 +5,17 @@ from __future__ import annotations
 import itertools
 import json
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 
 from dev.bench.drift import clairvoyant
-from dev.bench.drift.__main__ import main, table
+from dev.bench.drift.__main__ import main
 from dev.bench.drift.clairvoyant import Model, schedule, smoothed
 from dev.bench.drift.judge import aims
+from dev.bench.drift.page import BEGIN, END, page, table
+from dev.bench.drift.picture import picture
 from dev.bench.drift.plant import Plant
 from dev.bench.drift.result import DriftJson, MoveJson, PolicyJson, PolicyName, TraceJson
 from dev.bench.drift.scraped import Scraped
@@ -254,7 +257,7 @@ def _row(policy: PolicyName, seconds: float, moves: int = 0, late: int = 0) -> P
     return PolicyJson(
         policy=policy, total_seconds=seconds, ratio_to_clairvoyant=seconds / 1000, moves=moves, gpu_hours=1, max_staleness=5,
         mean_staleness=2, worst_mean_staleness=3, start=move, end=move,
-        move_steps=[MoveJson(step=late, samplers=4, trainers=3)] * moves,
+        move_steps=[MoveJson(step=late, samplers=4, trainers=3)] * moves, periods=[(5, 20.0), (10, 30.0)],
     )  # fmt: skip
 
 
@@ -313,6 +316,26 @@ def test_the_output_has_the_promised_keys() -> None:
         "rljob", "staticBest", "staticStart", "threshold", "clairvoyant",
     }  # fmt: skip
     assert "clairvoyant" in table(trace)
+
+
+def test_results_become_a_picture_and_the_tables_of_a_page(tmp_path: Path) -> None:
+    rows = list(_rows(1000.0, 1005.0, moves=1, late=4).values())
+    trace = TraceJson(name="x<y", effect="nothing", policies=rows, steps=10, aims=[], decisions={})
+    drawing = ElementTree.fromstring(picture([trace, trace]))
+    lines = drawing.findall("{http://www.w3.org/2000/svg}polyline")
+    assert len(lines) == 2 * 2 * 3
+    written = page(f"before\n{BEGIN}\nold\n{END}\nafter\n", [trace])
+    assert "old" not in written
+    assert written.startswith("before\n")
+    assert written.endswith(f"{END}\nafter\n")
+    assert "| rljob | 1,000 | 1.000 | 1 |" in written
+    assert page(written, [trace]) == written
+    with pytest.raises(ValueError, match="no place for results"):
+        page("nothing", [trace])
+    kept = tmp_path / "kept.json"
+    kept.write_text(DriftJson(traces=[trace], seconds=1.0).model_dump_json(by_alias=True), encoding="utf-8")
+    assert main(["--read", str(kept), "--picture", str(tmp_path / "x.svg")]) == 0
+    assert (tmp_path / "x.svg").read_text(encoding="utf-8").startswith("<svg")
 
 
 def test_a_trace_of_ones_own_runs_under_all_policies(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,11 +7,15 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+from pydantic import ValidationError
 
 from dev.bench.drift.bench import Played, play
 from dev.bench.drift.controlled import ControlledError
+from dev.bench.drift.page import page, table
+from dev.bench.drift.picture import picture
 from dev.bench.drift.plant import PlantError
 from dev.bench.drift.result import DriftJson, TraceJson
 from dev.bench.drift.traces import NAMES, Run, TraceError, load, packaged
@@ -28,22 +32,31 @@ def runs(args: argparse.Namespace) -> list[Run]:
     return [run.shortened(QUICK) for run in found] if args.quick else found
 
 
-def table(trace: TraceJson) -> str:
-    """One trace in lines for people."""
-    lines = [f"{trace.name} ({trace.steps} steps): {trace.effect}"]
-    lines.append(
-        f"  {'policy':<13}{'seconds':>10}{'ratio':>8}{'moves':>7}{'GPU-h':>9}{'staleness mean / max':>23}  split"
-    )
-    for p in trace.policies:
-        path = [p.start, *p.move_steps]
-        splits = " → ".join(f"{m.samplers}+{m.trainers}" + (f" @{m.step}" if m.step else "") for m in path[:8])
-        lines.append(
-            f"  {p.policy:<13}{p.total_seconds:>10,.0f}{p.ratio_to_clairvoyant:>8.3f}{p.moves:>7}{p.gpu_hours:>9,.0f}"
-            f"{p.mean_staleness:>15.2f} / {p.max_staleness:<5}  {splits}{' …' if len(path) > 8 else ''}"
-        )
-    for aim in trace.aims:
-        lines.append(f"  {'met   ' if aim.met else 'MISSED'} {aim.aim}: {aim.value:.4g} of at most {aim.limit:g}")
-    return "\n".join(lines)
+def read(paths: Sequence[str]) -> list[TraceJson]:
+    """The traces in files that ``-o json`` wrote; raises ``TraceError``."""
+    found: list[TraceJson] = []
+    for path in paths:
+        try:
+            found += DriftJson.model_validate_json(Path(path).read_text(encoding="utf-8")).traces
+        except (OSError, ValidationError) as error:
+            raise TraceError(f"{path}: is no output of python -m dev.bench.drift -o json: {error}") from None
+    return found
+
+
+def played(args: argparse.Namespace, began: float) -> Iterator[Played]:
+    """Each trace that was asked for, under all policies; what is known is printed as soon as it is."""
+    for run in runs(args):
+
+        def say(text: str, name: str = run.name) -> None:
+            print(f"[{time.monotonic() - began:5.0f} s] {name}: {text}", file=sys.stderr, flush=True)
+
+        one = play(run, say, quick=args.quick)
+        if args.output == "table":
+            print(table(one.json) + "\n", flush=True)
+        if args.decisions and one.controlled is not None:
+            for version, code, message in one.controlled.decisions:
+                print(f"  step {version}: {code}: {message}", file=sys.stderr)
+        yield one
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -55,39 +68,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--quick", action="store_true", help="a quarter of the steps")
     parser.add_argument("--decisions", action="store_true", help="also print what the operator decided (on stderr)")
+    parser.add_argument(
+        "--read", action="append", default=[], metavar="FILE", help="take results of -o json instead of running"
+    )
     parser.add_argument("--picture", metavar="FILE", help="write an SVG of period and split over the steps")
+    parser.add_argument("--page", metavar="FILE", help="put the results into a page, between its marks")
     parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
     args = parser.parse_args(argv)
     logging.getLogger("rljob_operator").setLevel(logging.ERROR)
     began = time.monotonic()
-    played: list[Played] = []
     try:
-        for run in runs(args):
-            here = run.name
-
-            def say(text: str, here: str = here) -> None:
-                print(f"[{time.monotonic() - began:5.0f} s] {here}: {text}", file=sys.stderr, flush=True)
-
-            played.append(play(run, say, quick=args.quick))
-            if args.output == "table":
-                print(table(played[-1].json) + "\n", flush=True)
-            controlled = played[-1].controlled
-            if args.decisions and controlled is not None:
-                for version, code, message in controlled.decisions:
-                    print(f"  step {version}: {code}: {message}", file=sys.stderr)
-    except (TraceError, PlantError, ControlledError) as error:
+        traces = read(args.read) if args.read else [one.json for one in played(args, began)]
+    except (TraceError, PlantError, ControlledError, PlanningError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    except PlanningError as error:
-        print(f"error: {here}: the planner finds no split for this job: {error}", file=sys.stderr)
-        return 1
-    result = DriftJson(traces=[p.json for p in played], seconds=round(time.monotonic() - began, 1))
+    result = DriftJson(traces=traces, seconds=round(time.monotonic() - began, 1))
     if args.picture:
-        from dev.bench.drift.picture import picture
-
-        Path(args.picture).write_text(picture(played), encoding="utf-8")
+        Path(args.picture).write_text(picture(traces), encoding="utf-8")
+    if args.page:
+        path = Path(args.page)
+        path.write_text(page(path.read_text(encoding="utf-8"), traces), encoding="utf-8")
     if args.output == "json":
         print(json.dumps(result.model_dump(mode="json", by_alias=True), indent=2, ensure_ascii=False))
+    elif args.read:
+        print("\n\n".join(table(trace) for trace in traces))
     return 0
 
 

@@ -15,6 +15,8 @@ ELSEWHERE = 1.01
 """Total over that of the simple policies that is tolerated where there is less to gain, and over the best static split anywhere."""
 STATIONARY_MOVES, STATIONARY_STEP = 2, 50
 TEN = 10
+BLOCKS = 100
+"""Points of a period's curve."""
 
 
 def row(name: PolicyName, outcome: Outcome, clairvoyant: Outcome) -> PolicyJson:
@@ -34,6 +36,10 @@ def row(name: PolicyName, outcome: Outcome, clairvoyant: Outcome) -> PolicyJson:
         start=_move(0, outcome.start),
         end=_move(*end),
         move_steps=[_move(step, counts) for step, counts in outcome.moves],
+        periods=[
+            (int(block[-1]) + 1, round(float(outcome.record.periods_s[block].mean()), 2))
+            for block in np.array_split(np.arange(outcome.steps), min(BLOCKS, outcome.steps))
+        ],
     )
 
 

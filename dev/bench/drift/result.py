@@ -46,6 +46,9 @@ class PolicyJson(Part):
     start: MoveJson = Field(description="The split of step 0.")
     end: MoveJson = Field(description="The split at the end.")
     move_steps: list[MoveJson] = Field(description="Each move, in order.")
+    periods: list[tuple[int, float]] = Field(
+        description="[[step, seconds], …]: mean period of the steps up to there, in blocks that are equally long."
+    )
 
 
 class AimJson(Part):
