@@ -6,6 +6,7 @@ no Prometheus and no planner is asked. What the status does not say is left out 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -62,6 +63,9 @@ OF_REASON: Mapping[str, Limit] = {
     "CalibrationPegged": Limit.UNCERTAINTY,
 }
 """Which limit the reason of a condition shows; of others their message says enough."""
+
+_OF_ANOTHER_JOB = re.compile(r"RLJob \S+/\S+ holds|kept for RLJob ")
+"""How a message names another job that has the GPUs."""
 
 _WAITS = frozenset(
     {
@@ -194,9 +198,10 @@ def _of_conditions(status: RLJobStatus) -> Iterator[LimitJson]:
 def _limit_of(found: Condition, fallback: Limit) -> Limit:
     if "Autoscaler" in found.reason:
         return Limit.AUTOSCALER
-    if "OtherJob" in found.reason or "Reserved" in found.reason:
+    limit = OF_REASON.get(found.reason, fallback)
+    if limit is Limit.PLACEMENT and _OF_ANOTHER_JOB.search(found.message):
         return Limit.OTHER_JOB
-    return OF_REASON.get(found.reason, fallback)
+    return limit
 
 
 def _shaping(spec: RLJobSpec, status: RLJobStatus) -> Iterator[LimitJson]:

@@ -14,6 +14,7 @@ from rljob_operator import story
 from rljob_operator.cli import app
 from rljob_operator.explain import OF_CODE, explain, explanation_of
 from rljob_operator.explanation import Limit
+from rljob_operator.holders import Holder, in_words
 from rljob_operator.metrics import OperatorMetrics
 from rljob_planner.api.spec import RLJobSpec
 from rljob_planner.api.status import (
@@ -114,6 +115,16 @@ def test_a_condition_that_is_not_as_wished_binds_before_any_decision(
     first = explain("job", "rl", spec(), found).limits[0]
     assert first.unblock == "do this"
     assert "it is so" in first.why
+
+
+def test_another_job_that_has_the_gpus_is_the_limit_by_name() -> None:
+    words = in_words((Holder("rl/other", 48, 8),))
+    short = condition(ConditionType.PLANNED, "False", "DoesNotFit", f"needs 16 GPUs, 8 are free{words}: add nodes")
+    status = RLJobStatus(conditions=(short,))
+    first = explain("job", "rl", spec(), status).limits[0]
+    assert (first.limit, first.binds, first.unblock) == (Limit.OTHER_JOB, True, "add nodes")
+    assert "RLJob rl/other holds 48 GPUs" in first.why
+    assert binding(RLJobStatus(conditions=(short.model_copy(update={"message": "needs 16 GPUs"}),))) is Limit.PLACEMENT
 
 
 def test_conditions_that_every_start_passes_through_bind_nothing() -> None:
