@@ -13,6 +13,7 @@ import pytest
 from dev.bench.drift import clairvoyant
 from dev.bench.drift.__main__ import main
 from dev.bench.drift.clairvoyant import Model, schedule, smoothed
+from dev.bench.drift.effect import effect
 from dev.bench.drift.judge import aims
 from dev.bench.drift.page import BEGIN, END, page, table
 from dev.bench.drift.picture import picture
@@ -202,6 +203,34 @@ def test_smoothing_keeps_the_sum_of_a_constant_and_shortens_at_the_ends() -> Non
     assert smoothed(np.arange(5.0), 3).tolist() == pytest.approx([0.5, 1, 2, 3, 3.5])
 
 
+# --- what makes the best split move --------------------------------------------------------------------------------------------
+
+
+def _model(first: float, second: float, turn: float, steps: int) -> Model:
+    """Two splits, of which the first is the better one until the lengths have changed."""
+    share = np.linspace(0.0, 1.0, steps)
+    periods = np.array([first + 0 * share, second + turn * share])
+    counts = (Counts(4, 3, 64), Counts(8, 2, 64))
+    return Model(counts, periods, np.zeros((2, 2, steps)), np.zeros((2, 2)))
+
+
+def test_the_effect_names_what_a_token_costs_more_and_where_the_best_split_goes() -> None:
+    grown = Stage.of(
+        parse_trace(
+            TRACE.replace("[[0, 500], [40, 1500]]", "[[0, 500], [39, 7000]]").replace("cv: 1.0", "cv: 0.3"), "x"
+        )
+    )
+    said = effect(grown, _model(10.0, 12.0, -6.0, grown.steps))
+    assert said.startswith("the best split goes 3 → 2 trainers by step")
+    assert "decoding reads longer contexts (sampling +" in said
+    assert "attention's quadratic share of training grows (training +" in said
+    assert effect(grown, _model(10.0, 12.0, 0.0, grown.steps)).startswith("nothing moves it: 3 trainers stay best")
+    shrunk = Stage.of(parse_trace(TRACE.replace("[[0, 500], [40, 1500]]", "[[0, 4000], [39, 500]]"), "x"))
+    assert "shorter contexts (sampling -" in effect(shrunk, _model(10.0, 12.0, -6.0, shrunk.steps))
+    flat = Stage.of(parse_trace(TRACE.replace("[[0, 500], [40, 1500]]", "[[0, 500]]"), "x"))
+    assert effect(flat, _model(10.0, 12.0, 0.0, flat.steps)).endswith("nor does what a token costs on either side")
+
+
 # --- metrics -------------------------------------------------------------------------------------------------------------------
 
 
@@ -324,8 +353,8 @@ def test_results_become_a_picture_and_the_tables_of_a_page(tmp_path: Path) -> No
     drawing = ElementTree.fromstring(picture([trace, trace]))
     lines = drawing.findall("{http://www.w3.org/2000/svg}polyline")
     assert len(lines) == 2 * 2 * 3
-    written = page(f"before\n{BEGIN}\nold\n{END}\nafter\n", [trace])
-    assert "old" not in written
+    written = page(f"before\n{BEGIN}\nof last year\n{END}\nafter\n", [trace])
+    assert "last year" not in written
     assert written.startswith("before\n")
     assert written.endswith(f"{END}\nafter\n")
     assert "| rljob | 1,000 | 1.000 | 1 |" in written

@@ -24,12 +24,19 @@ WINDOW_STEPS = 41
 
 CONTEXT, ROOM, AWAY, FAULT, ATTENTION = "context", "room", "away", "fault", "attention"
 WORDS = {
-    CONTEXT: "decoding reads longer contexts",
-    ROOM: "fewer samples run at once, since their contexts fill the KV cache",
-    AWAY: "more samples are away in their environments and hold no decode slot",
-    FAULT: "one sampler replica is slow",
-    ATTENTION: "attention's quadratic share of training",
+    CONTEXT: ("decoding reads longer contexts", "decoding reads shorter contexts"),
+    ROOM: (
+        "fewer samples run at once, since their contexts fill the KV cache",
+        "more samples run at once, since their contexts leave room in the KV cache",
+    ),
+    AWAY: (
+        "more samples are away in their environments and hold no decode slot",
+        "fewer samples are away in their environments",
+    ),
+    FAULT: ("one sampler replica is slow", "the slow sampler replica is well again"),
+    ATTENTION: ("attention's quadratic share of training grows", "attention's quadratic share of training shrinks"),
 }
+"""What to say of a part that makes a token dearer, and of one that makes it cheaper."""
 
 
 @dataclass(frozen=True)
@@ -108,18 +115,12 @@ def effect(stage: Stage, model: Model) -> str:
             else ", nor does what a token costs on either side"
         )
         return f"nothing moves it: {first} trainers stay best within {CLEARLY:.0%} of the period{because}"
+    there = np.flatnonzero(trainers == trainers[far])
+    extreme = max(there.tolist(), key=lambda step: abs(math.log(_drift(stage, step))))
     last = int(trainers[-1])
-    where = f"{first} → {int(trainers[far])} trainers by step {_reached(trainers, far)}"
+    where = f"{first} → {int(trainers[far])} trainers by step {int(there[0])}"
     back = f", {last} at the end" if last not in (int(trainers[far]),) else ""
-    return f"the best split goes {where}{back}: {_named(stage, far) or 'both sides change alike, within the noise'}"
-
-
-def _reached(trainers: np.ndarray[tuple[int], np.dtype[np.int64]], far: int) -> int:
-    """The first step from which on the best split is that of ``far``, up to there."""
-    step = far
-    while step > 0 and trainers[step - 1] == trainers[far]:
-        step -= 1
-    return step
+    return f"the best split goes {where}{back}: {_named(stage, extreme) or 'both sides change alike, within the noise'}"
 
 
 def _drift(stage: Stage, step: int) -> float:
@@ -136,6 +137,6 @@ def _named(stage: Stage, step: int) -> str:
     changes = {part: after[part] - before[part] for part in WORDS}
     named = sorted((p for p in changes if abs(changes[p]) >= NAMED), key=lambda p: -abs(changes[p]))
     return "; ".join(
-        f"{WORDS[part]} ({'training' if part == ATTENTION else 'sampling'} {math.expm1(changes[part]):+.0%} a token)"
+        f"{WORDS[part][changes[part] < 0]} ({'training' if part == ATTENTION else 'sampling'} {math.expm1(changes[part]):+.0%} a token)"
         for part in named[:3]
     )
