@@ -33,16 +33,12 @@ class Played:
     json: TraceJson
 
 
-def static_runs(stage: Stage, say: Say, *, quick: bool) -> list[tuple[Counts, Outcome]]:
+def static_runs(stage: Stage, say: Say) -> list[tuple[Counts, Outcome]]:
     """Every split that could be best somewhere, with the cap that suits it, over the whole trace."""
     splits = stage.splits(say)
     found: list[tuple[Counts, Outcome]] = []
+    # Admission bounds what is in flight by itself; a tighter cap costs a little of the period where it binds at all.
     wide = stage.run.spec.staleness.bound is Bound.ADMISSION
-    if wide and splits:
-        # Admission bounds what is in flight by itself; whether a tighter cap helps is asked of one split for all.
-        middle = splits[len(splits) // 2]
-        open_ = middle.model_copy(update={"in_flight": stage.most_in_flight})
-        wide = quick or stage.run_static(open_).total_s <= stage.run_static(middle).total_s
     for split in splits:
         capped = split.model_copy(update={"in_flight": stage.most_in_flight}) if wide else split
         outcome = stage.run_static(capped)
@@ -56,7 +52,7 @@ def play(run: Run, say: Say = lambda _: None, *, quick: bool = False, operator: 
     stage = Stage.of(run)
     say(f"the planner's split of step 0 is {stage.start.label()}")
     start = stage.run_static(stage.start)
-    statics = static_runs(stage, say, quick=quick)
+    statics = static_runs(stage, say)
     statics.append((Counts.of(stage.start), start))
     best = min((outcome for _, outcome in statics), key=lambda o: o.total_s)
     for split in () if quick else stage.shapes():

@@ -24,7 +24,7 @@ from rljob_planner.split import Split
 
 Say = Callable[[str], None]
 
-FAR = 1.2
+FAR = 1.12
 """Period over the best one from which on a split is not tried, if it is so at every point of the trace that is looked at."""
 POINTS = 5
 """Points of a trace at which the planner is asked which splits could win."""
