@@ -42,8 +42,10 @@ class Acting:
             await self._publish(this)
             if not await self._actions.touch(this.pods):
                 this.soon(SOON_S)
-            leaving = () if move is None or move.phase in (MovePhase.GROW, MovePhase.VERIFY) else move.victims
-            await self._actions.price_victims(this.pods, leaving)
+            if move is None or move.phase in (MovePhase.GROW, MovePhase.VERIFY):
+                await self._actions.price_victims(this.pods, ())
+            else:
+                await self._actions.price_victims(this.pods, move.victims, move.drained)
             await self._apply(this, move.to_split if move else split, this.targets)
         except ClusterError as error:
             if not error.rejected:

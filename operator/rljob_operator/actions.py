@@ -36,6 +36,9 @@ LAYOUT_ANNOTATION = "rljob.dev/layout-generation"
 
 VICTIM_COST = "-1000"
 
+DRAINED_COST = "-2000"
+"""Of a victim that goes at once, while others still drain."""
+
 
 @dataclass(frozen=True)
 class Applied:
@@ -196,18 +199,24 @@ class Actions:
         await together(touched, tuple(self._untouched))
         return not self._untouched
 
-    async def price_victims(self, pods: Iterable[Json], victims: Collection[str]) -> None:
+    async def price_victims(
+        self, pods: Iterable[Json], victims: Collection[str], drained: Collection[str] = ()
+    ) -> None:
         """Gives the victims the lowest deletion cost, so that the scale-down that follows removes them and no others.
 
-        A victim of an earlier move that was rolled back is none any more. Raises a conflict where a pod has changed: no scale-down may
+        Those that are ``drained`` go before the other victims. A victim of an earlier move that was rolled back is none any more. Raises a conflict where a pod has changed: no scale-down may
         follow before all are priced.
         """
         for pod in pods:
             meta = pod["metadata"]
-            priced = (meta.get("annotations") or {}).get(DELETION_COST) == VICTIM_COST
-            if (meta["name"] in victims) == priced:
+            price = (meta.get("annotations") or {}).get(DELETION_COST)
+            wished = VICTIM_COST if meta["name"] in victims else None
+            if meta["name"] in drained:
+                wished = DRAINED_COST
+            # A cost that is none of ours is the owner's wish among the pods that stay.
+            if wished == price or (wished is None and price not in (VICTIM_COST, DRAINED_COST)):
                 continue
-            if not await self._patch_pod(pod, {DELETION_COST: None if priced else VICTIM_COST}):
+            if not await self._patch_pod(pod, {DELETION_COST: wished}):
                 raise ClusterError(409, "Conflict", f"pod {meta['name']} changed before it was priced")
 
     @staticmethod

@@ -111,7 +111,7 @@ class Moves:
             self._metrics.samples_lost(*this.key, lost)
         if step.move is not None:
             this.update(rebalance=step.move)
-            this.soon(0.0 if step.move.phase is not move.phase else self._config.move_tick_s)
+            this.soon(0.0 if step.note else self._config.move_tick_s)
             return
         assert step.split is not None
         self._end(this, move, step.split, str(step.outcome))

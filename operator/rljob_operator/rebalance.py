@@ -27,7 +27,7 @@ from dataclasses import dataclass
 
 from rljob_operator.move_cost import with_phase
 from rljob_operator.observation import Observation, PodView, epoch_s, timestamp
-from rljob_operator.victims import Aftermath, aftermath, kept, leaves, renamed, replicas, victims
+from rljob_operator.victims import Aftermath, aftermath, drained, kept, leaves, renamed, replicas, victims
 from rljob_operator.waits import Goal, Wait, wait_of
 from rljob_planner.api.evidence import DecisionInputs, PhaseSeconds
 from rljob_planner.api.status import MoveCause, MovePhase, MoveStatus
@@ -132,7 +132,8 @@ def targets(split: Split, move: MoveStatus | None) -> Targets:
         return Targets(split.samplers.replicas, split.trainers.replicas)
     before, after = move.from_split, move.to_split
     if not touches_pods(move.phase):
-        return Targets(before.samplers.replicas, before.trainers.replicas)
+        least = min(before.samplers.replicas, after.samplers.replicas)
+        return Targets(max(least, before.samplers.replicas - len(move.drained)), before.trainers.replicas)
     if move.phase is MovePhase.SHRINK:
         smaller = _smaller(before, after)
         return Targets(smaller.samplers, 0) if move.restart else smaller
@@ -252,6 +253,7 @@ def roll_back(move: MoveStatus, observation: Observation, deadlines: Deadlines, 
             "phase_since": timestamp(observation.now_s),
             "deadline": timestamp(observation.now_s + deadlines.of(phase)),
             "victims": victims(here, back, observation, restart=restart),
+            "drained": (),
             "kept": (),
             "waiting_for": "",
         }
@@ -278,6 +280,11 @@ def advance(
         named = renamed(move, observation)
         if named is not None:
             return _named_anew(move, observation, deadlines, named)
+    if over_budget and move.phase is MovePhase.DRAIN:
+        empty = drained(move, observation)
+        if len(empty) > len(move.drained):
+            going = f"{len(empty)} of {len(move.victims)} drained pods go at once: the job holds more than its budget"
+            return Step(move.model_copy(update={"drained": empty}), note=going)
     held = targets(move.from_split, move)
     wait = wait_of(move, observation, Goal(held.samplers, held.trainers), over_budget=over_budget)
     if wait.done:

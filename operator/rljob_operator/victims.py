@@ -102,6 +102,13 @@ def renamed(move: MoveStatus, observation: Observation) -> tuple[str, ...] | Non
     return tuple(sorted(found)) if found - set(move.victims) else None
 
 
+def drained(move: MoveStatus, observation: Observation) -> tuple[str, ...]:
+    """The samplers among the victims that run nothing, and those that did when they went."""
+    there = {pod.name for pod in observation.of("sampler")}
+    idle = {name for name in move.victims if name in there and observation.running_by_pod.get(name) == 0}
+    return tuple(sorted(idle | set(move.drained)))
+
+
 def leaves(move: MoveStatus, role: str) -> bool:
     """Whether pods of a role go in a move."""
     return surplus(move.from_split, move.to_split, role) > 0 or (move.restart and role == "trainer")

@@ -84,6 +84,8 @@ class Scene:
         """From a layout to its acknowledgement; None: it never is."""
         self.drains_s: float | None = 10.0
         """From a layout to the last sample of a pod that it drains; None: it never ends."""
+        self.drains_one_s: Callable[[str], float] | None = None
+        """The same for each pod, where they differ."""
         self.wish: Split | None = None
         """Where decisions go, None: nowhere."""
         self.layouts: list[Json] = []
@@ -127,9 +129,16 @@ class Scene:
         self.layouts.append(layout)
         if self.acknowledges_s is not None:
             self.clock.after(self.acknowledges_s, self._acknowledge, int(layout["generation"]))
-        if self.drains_s is not None:
-            kept = {pod: at for pod, at in self._draining.items() if pod in layout["draining"]}
-            self._draining = {pod: kept.get(pod, self.clock.now_s + self.drains_s) for pod in layout["draining"]}
+        kept = {pod: at for pod, at in self._draining.items() if pod in layout["draining"]}
+        self._draining = {pod: kept.get(pod, self._drained_at(pod)) for pod in layout["draining"]}
+
+    def _drained_at(self, pod: str) -> float:
+        lasts_s = self.drains_s if self.drains_one_s is None else self.drains_one_s(pod)
+        return 1e18 if lasts_s is None else self.clock.now_s + lasts_s
+
+    def drained_again(self) -> None:
+        """Counts the drains under way from now on, after the times of ``drains_one_s`` have changed."""
+        self._draining = {pod: self._drained_at(pod) for pod in self._draining}
 
     def _acknowledge(self, generation: int) -> None:
         self._acknowledged = max(generation, self._acknowledged or 0)

@@ -175,6 +175,29 @@ def test_a_budget_that_is_cut_does_not_wait_for_the_jobs_word() -> None:
         assert "SpecChanged" in s.codes
 
 
+def test_over_budget_each_sampler_goes_as_soon_as_it_runs_nothing() -> None:
+    with scene(sampler={"drainTimeout": "2h"}) as s:
+        slow: list[str] = []
+
+        def drains(pod: str) -> float:
+            return 400.0 if pod in slow else 10.0
+
+        s.drains_one_s = drains
+        slow += sorted(s.names("sampler"))
+        s.edit(gpus=12, trainer={"minReplicas": 2})
+        s.until(lambda: s.in_phase("Drain"))
+        last = s.going["victims"][0]
+        slow[:] = [last]
+        s.drained_again()
+        s.until(lambda: len(s.pods("sampler")) == 5)
+        assert last in s.names("sampler")
+        assert s.in_phase("Drain")
+        assert len(s.going["drained"]) == 3
+        s.settled(4, 2)
+        assert last not in s.names("sampler")
+        assert not s.events("OtherPodsGone")
+
+
 def test_a_budget_that_is_cut_lower_still_in_mid_move_ends_within_it() -> None:
     with scene() as s:
         s.edit(gpus=12)

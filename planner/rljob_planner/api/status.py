@@ -12,8 +12,8 @@ from enum import StrEnum
 from pydantic import Field
 
 from rljob_planner.api.base import ApiModel
-from rljob_planner.api.fleets import SandboxStatus
 from rljob_planner.api.evidence import DecisionInputs, EvidenceStatus, LengthTrendStatus, MeasuredMove, PhaseSeconds
+from rljob_planner.api.fleets import SandboxStatus
 from rljob_planner.split import Split
 
 
@@ -232,6 +232,9 @@ class MoveStatus(ApiModel):
         default=False,
         description="Whether no acknowledgement could be read when the move started, so that none is insisted on.",
     )
+    drained: tuple[str, ...] = Field(
+        default=(), description="Victims that run nothing and go at once, because the job holds more than its budget."
+    )
     kept: tuple[KeptPod, ...] = Field(
         default=(), description="Pods of the side that shrinks which are to stay, as they were when the shrink began."
     )
@@ -419,7 +422,8 @@ class RLJobStatus(ApiModel):
         default=None, description="When the job began to give up its GPUs, because it is suspended or complete."
     )
     drained_since: str | None = Field(
-        default=None, description="Since when a stopping job's samplers run nothing: only then is a checkpoint asked for."
+        default=None,
+        description="Since when a stopping job's samplers run nothing: only then is a checkpoint asked for.",
     )
     completed_version: int | None = Field(
         default=None,
