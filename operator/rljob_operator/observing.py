@@ -14,8 +14,8 @@ from rljob_operator.readings import Telemetry
 from rljob_operator.rebalance import epoch_s, timestamp
 from rljob_operator.situation import staleness_check
 from rljob_operator.status import Verdict, rounded
-from rljob_operator.telemetry import wished_window_s
-from rljob_planner.api.status import ConditionType, ObservedStatus
+from rljob_operator.telemetry import MIN_SCRAPES, wished_window_s
+from rljob_planner.api.status import ConditionType, MovePhase, ObservedStatus
 
 
 class Observer:
@@ -47,6 +47,13 @@ class Observer:
         if this.before.moves.last_ended_at is not None:
             times.append(this.before.moves.last_ended_at)
         return max(epoch_s(text) for text in times)
+
+    def _should_be_measured(self, this: Pass) -> bool:
+        """Whether what is missing is missing for a reason: pods that have just come are scraped a few scrapes later."""
+        move, since_s = this.before.rebalance, self.since_s(this)
+        if move is not None:
+            return move.phase not in (MovePhase.GROW, MovePhase.VERIFY)
+        return since_s is not None and this.now_s - since_s > MIN_SCRAPES * self._config.scrape_s
 
     async def look(self, this: Pass, pace_s: float, *, since_s: float | None, series: str | None = None) -> bool:
         """Reads the metrics if they are due; returns whether they were. ``series``: how to find them, by the job's uid if None."""
@@ -89,9 +96,11 @@ class Observer:
 
     def report(self, this: Pass, telemetry: Telemetry) -> None:
         """Puts what the metrics say into the status, the conditions and the operator's own metrics."""
-        started = self.since_s(this) is not None or this.before.rebalance is not None
+        started = self._should_be_measured(this)
         if telemetry.missing and not started:
-            verdict = Verdict(None, "Starting", f"the job is starting: {telemetry.missing[0]}")
+            verdict = Verdict(
+                None, "Starting", f"pods are starting and are not all scraped yet: {telemetry.missing[0]}"
+            )
         elif telemetry.missing:
             verdict = Verdict(
                 False, "MetricsMissing", "; ".join(telemetry.missing[:3]) + "; until then nothing is resized"
@@ -125,7 +134,7 @@ class Observer:
                 kv_usage=rounded(telemetry.kv_usage.value, 2),
                 gpus_held=this.held_gpus,
                 layout_generation=telemetry.layout_generation.value,
-            )
+            ),
         )
 
 

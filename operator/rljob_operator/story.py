@@ -92,6 +92,9 @@ def next_step(spec: RLJobSpec, status: RLJobStatus) -> str:
     return said + every
 
 
+_MUCH = 0.15
+"""Change of the mean response length from which on it is named as what a move was made for."""
+
 THIS_RUN = "this run"
 """How the source begins that a run itself is."""
 
@@ -232,9 +235,19 @@ def _moved(status: RLJobStatus) -> list[str]:
         gains.append(
             f"cost {seconds(end.cost_seconds)}" if end.cost_seconds >= 0.5 else "cost nothing that was measured"
         )
-    return [
-        f"The last move, {end.from_split.label()} to {end.to_split.label()}, {', '.join(gains) or 'is not measured yet'}."
-    ]
+    leads = f"{end.from_split.label()} to {end.to_split.label()}"
+    return [f"The last move, {leads}{_drift(status, end)}, {', '.join(gains) or 'is not measured yet'}."]
+
+
+def _drift(status: RLJobStatus, end: DecisionStatus) -> str:
+    """How responses had changed since the start of the run when a move was made, where that was much."""
+    tokens = end.response_tokens_mean
+    if tokens is None or not status.lengths or end.from_split is None:
+        return ""
+    first = status.lengths[0].mean
+    if abs(tokens / first - 1.0) < _MUCH:
+        return ""
+    return f", made as responses went from {first:,.0f} to {tokens:,.0f} tokens"
 
 
 def _of_move(move: MoveStatus) -> str:

@@ -23,6 +23,7 @@ from rljob_planner.api.status import (
     ConditionType,
     DecisionCode,
     DecisionStatus,
+    LengthPoint,
     MoveHistory,
     MovePhase,
     MoveStatus,
@@ -211,6 +212,14 @@ def test_the_summary_tells_what_the_last_move_gained() -> None:
     (past,) = explain("job", "rl", spec(), status).moves
     assert past.why == "said Move"
     assert (past.predicted_gain, past.measured_gain) == (0.2, 0.183)
+
+
+@pytest.mark.parametrize(("first", "told"), [(200.0, True), (880.0, False)])
+def test_the_summary_tells_what_a_move_was_made_for(first: float, told: bool) -> None:
+    ended = decision(DecisionCode.MOVE_COMMITTED, to_split=AFTER, response_tokens_mean=918.0)
+    status = running(ended, split=AFTER, lengths=(LengthPoint(step=1, mean=first),))
+    words = ", made as responses went from 200 to 918 tokens, is not measured yet."
+    assert (words in story.summary(spec(), status)) is told
 
 
 def test_what_a_move_gained_is_said_once() -> None:
