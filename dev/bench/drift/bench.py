@@ -11,12 +11,15 @@ from dev.bench.drift.clairvoyant import Model, model_of, run_clairvoyant
 from dev.bench.drift.controlled import Controlled, run_controlled
 from dev.bench.drift.effect import effect
 from dev.bench.drift.judge import aims, row
+from dev.bench.drift.plant import PlantError
 from dev.bench.drift.result import PolicyName, TraceJson
 from dev.bench.drift.site import Counts
 from dev.bench.drift.stage import Outcome, Say, Stage
 from dev.bench.drift.threshold import run_threshold
 from dev.bench.drift.traces import Run
+from rljob_operator.situation import STALENESS_TOLERANCE
 from rljob_planner.api.spec import Bound
+from rljob_planner.split import Split
 
 SAME = 0.002
 """Difference of two static splits' totals that is noise: the first split is then as good as the best."""
@@ -41,10 +44,24 @@ def static_runs(stage: Stage, say: Say) -> list[tuple[Counts, Outcome]]:
     wide = stage.run.spec.staleness.bound is Bound.ADMISSION
     for split in splits:
         capped = split.model_copy(update={"in_flight": stage.most_in_flight}) if wide else split
-        outcome = stage.run_static(capped)
-        say(f"{split.label()} for the whole run: {outcome.total_s:,.0f} s")
-        found.append((Counts.of(capped), outcome))
+        outcome = tried(stage, capped, say)
+        if outcome is not None:
+            found.append((Counts.of(capped), outcome))
     return found
+
+
+def tried(stage: Stage, split: Split, say: Say) -> Outcome | None:
+    """A split over the whole trace, None if it breaks what the job's bound promises of staleness, or has no end."""
+    try:
+        outcome = stage.run_static(split)
+    except PlantError as error:
+        say(f"{split.label()} for the whole run: no end: {error}")
+        return None
+    staleness, limit = float(outcome.mean_staleness().mean()), stage.run.spec.staleness.mean_limit
+    kept = stage.run.spec.staleness.bound is Bound.DROP or staleness <= limit + STALENESS_TOLERANCE * max(1.0, limit)
+    over = "" if kept else f", but a mean staleness of {staleness:.2f}, over {limit:g}"
+    say(f"{split.label()} for the whole run: {outcome.total_s:,.0f} s{over}")
+    return outcome if kept else None
 
 
 def play(run: Run, say: Say = lambda _: None, *, quick: bool = False, operator: bool = True) -> Played:
@@ -56,9 +73,8 @@ def play(run: Run, say: Say = lambda _: None, *, quick: bool = False, operator: 
     statics.append((Counts.of(stage.start), start))
     best = min((outcome for _, outcome in statics), key=lambda o: o.total_s)
     for split in () if quick else stage.shapes():
-        other = stage.run_static(split)
-        say(f"{split.label()} for the whole run: {other.total_s:,.0f} s")
-        best = min(best, other, key=lambda o: o.total_s)
+        other = tried(stage, split, say)
+        best = best if other is None else min(best, other, key=lambda o: o.total_s)
     model = model_of(stage, statics)
     clairvoyant = min(run_clairvoyant(stage, statics), best, key=lambda o: o.total_s)
     say(f"the clairvoyant: {clairvoyant.total_s:,.0f} s with {len(clairvoyant.moves)} moves; the operator's run begins")
