@@ -51,6 +51,8 @@ def main(
         virtual_s += outcome.verdict.virtual_s
         if outcome.verdict.kind is not None:
             bad.append(outcome)
+            wrong = outcome.verdict.violations[0] if outcome.verdict.violations else outcome.verdict.unrest
+            print(f"seed {outcome.seed}: {wrong}", file=sys.stderr, flush=True)
         now = time.monotonic()
         if now - last > _EVERY_S:
             last = now

@@ -123,6 +123,8 @@ class Framework:
             response_trend=Reading.of(Trend(0.0, 1e-4)),
             samplers=samplers,
             ready_samplers=frozenset(question.sampler_pods),
+            environment_turn_s=Reading.of(rng.uniform(1.0, 20.0)),
+            environment_turns_per_s=Reading.of(self.noise * rng.uniform(0.0, 1.0)),
         )
 
     def _sampler(self, run: _Run, pod: str) -> SamplerTelemetry:

@@ -67,9 +67,16 @@ def _manifest(rng: random.Random, name: str, room: int, widest: int) -> Json:
     budget = max(least, rng.choice((room, room, room - 1, 2 * room // 3, room + 4)))
     grace_s = rng.choice((0, 5, 30, 60))
     kind = rng.choice(("Deployment", "StatefulSet"))
+    companions: Json = {}
+    if rng.random() < 0.2:
+        companions["workload"] = {"environment": {"turns": 3, "secondsPerTurn": 5.0}}
+        companions["sandbox"] = {"maxReplicas": 4, "template": jobs.template("sandbox")}
+        companions["driver"] = {"template": jobs.template("driver")}
     return jobs.job(
         name,
         gpus=budget,
+        priority=rng.choice((0, 0, 0, 10)),
+        **companions,
         sampler={
             "gpusPerReplica": sampler,
             "drainTimeout": rng.choice(("5s", "20s")),
