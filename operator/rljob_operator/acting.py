@@ -6,7 +6,7 @@ import contextlib
 import json
 from dataclasses import replace
 
-from rljob_operator import children, gate, lifecycle, rebalance, trouble
+from rljob_operator import children, gate, lifecycle, pools, rebalance, trouble
 from rljob_operator.actions import Actions
 from rljob_operator.cluster import ClusterError
 from rljob_operator.layout import LayoutPhase, layout_of
@@ -42,10 +42,11 @@ class Acting:
             await self._publish(this)
             if not await self._actions.touch(this.pods):
                 this.soon(SOON_S)
+            lost = pools.doomed(this.pods, this.lost_pools)
             if move is None or move.phase in (MovePhase.GROW, MovePhase.VERIFY):
-                await self._actions.price_victims(this.pods, ())
+                await self._actions.price_victims(this.pods, lost)
             else:
-                await self._actions.price_victims(this.pods, move.victims, move.drained)
+                await self._actions.price_victims(this.pods, (*move.victims, *lost), move.drained)
             await self._apply(this, move.to_split if move else split, this.targets)
         except ClusterError as error:
             if not error.rejected:
@@ -95,7 +96,7 @@ class Acting:
         granted = this.before.grants
         # Lifts that the view shows already cost no question.
         if gate.unlifted_grants(this.pods, granted) and not await self._actions.lift_gates(
-            this.job, this.gpu_resources, granted
+            this.job, this.gpu_resources, granted, this.pins
         ):
             this.soon(SOON_S)
         # The view wakes the job when GPUs come free; asking the API server until then would only load it.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,11 +20,13 @@ from rljob_operator.drift import APPLIED_ANNOTATION
 from rljob_operator.fence import held_by_another
 from rljob_operator.layout import LAYOUT_FILE
 from rljob_operator.lifecycle import Workloads
+from rljob_operator.pools import POOL_LABEL
 from rljob_operator.rebalance import Targets, timestamp
 from rljob_operator.together import together
 from rljob_operator.trouble import owned_by, taken
 from rljob_operator.view import View
 from rljob_planner.api import GROUP, KIND, VERSION
+from rljob_planner.api.pools import SamplerPool
 from rljob_planner.api.spec import RLJob
 from rljob_planner.split import Split
 
@@ -48,6 +50,15 @@ class Applied:
     """What somebody else had edited and was restored, in words."""
     held: tuple[str, ...] = ()
     """Workloads whose new template waits, by kind and name."""
+
+
+Pin = Callable[[Sequence[Json]], Mapping[str, SamplerPool]]
+"""The pool of each sampler whose gate is lifted now, by uid, from the job's pods; the others may run wherever their template says."""
+
+
+def unpinned(_pods: Sequence[Json]) -> Mapping[str, SamplerPool]:
+    """No pod is told where to run."""
+    return {}
 
 
 class Actions:
@@ -249,8 +260,10 @@ class Actions:
         names = set(self.liftable(job, targets, gpu_resources, pods, waiting))
         return (*waiting, *(gate.uid_of(pod) for pod in pods if gate.name_of(pod) in names))
 
-    async def lift_gates(self, job: RLJob, gpu_resources: Collection[str], granted: Collection[str]) -> bool:
-        """Lifts the gates that were granted; False while some are still to be lifted.
+    async def lift_gates(
+        self, job: RLJob, gpu_resources: Collection[str], granted: Collection[str], pin: Pin = unpinned
+    ) -> bool:
+        """Lifts the gates that were granted; False while some are still to be lifted. ``pin`` says which pool a sampler goes to.
 
         A grant is room already given, so that it matters little when it is used. Only a budget that was lowered since holds all of them
         back until what was granted fits it again. That is counted by the API server's word: a view that lags shows room where a lift
@@ -261,10 +274,14 @@ class Actions:
         if gate.committed_gpus(pods, gpu_resources, granted) > job.spec.gpus:
             return False
 
+        pools = pin(pods)
+
         async def lift(pod: Json) -> None:
-            meta = pod["metadata"]
+            meta, pool = pod["metadata"], pools.get(gate.uid_of(pod))
+            selector, labels = ({}, {}) if pool is None else (pool.selector, {POOL_LABEL: pool.name})
             try:
-                await self._cluster.merge(PODS, meta["namespace"], meta["name"], gate.lift_patch(pod))
+                patch = gate.lift_patch(pod, selector=selector, labels=labels)
+                await self._cluster.merge(PODS, meta["namespace"], meta["name"], patch)
             except ClusterError as error:
                 if not (error.conflict or error.status == 404):
                     raise

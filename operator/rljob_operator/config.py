@@ -81,6 +81,8 @@ class Config:
     """How often Prometheus scrapes the jobs' pods; a metric that is three scrapes old is stale."""
     settle_steps: int = 3
     """Steps after a start or a move before a decision rests on what is measured."""
+    pool_lost_s: float = 60.0
+    """How long no node of a sampler pool may be ready before its samplers are given up."""
     deadlines: Deadlines = field(default_factory=Deadlines)
     lease: LeaseConfig | None = None
     """The Lease by which one of several replicas leads; None: this is the only one."""
@@ -155,6 +157,7 @@ class Config:
             metrics_window_s=seconds("METRICS_WINDOW", 120.0),
             scrape_s=seconds("SCRAPE_INTERVAL", 15.0),
             settle_steps=whole("SETTLE_STEPS", 3) or 3,
+            pool_lost_s=seconds("POOL_LOST_AFTER", 60.0),
             deadlines=Deadlines(
                 acknowledge_s=seconds("ACKNOWLEDGE_DEADLINE", standard.acknowledge_s),
                 gone_s=seconds("GONE_DEADLINE", standard.gone_s),

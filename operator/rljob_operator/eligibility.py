@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rljob_operator.gate import SAMPLER, TRAINER
+from rljob_planner.api.pools import SamplerPool
 from rljob_planner.api.spec import Nodes, RLJobSpec, Toleration
 
 PRODUCT_LABEL = "nvidia.com/gpu.product"
@@ -20,9 +21,22 @@ _UNREACHABLE = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"
 
 
 def nodes_of(spec: RLJobSpec, role: str) -> Nodes:
-    """The nodes that may run a role: its own ``nodes`` replaces ``spec.nodes`` as a whole."""
+    """The nodes that may run a role: its own ``nodes`` replaces ``spec.nodes`` as a whole.
+
+    Samplers that span pools tolerate what any pool asks for; which labels their nodes carry is said by each pool (``pool_of``).
+    """
+    if role == SAMPLER and spec.sampler.pools:
+        tolerations = (*spec.nodes.tolerations, *(t for pool in spec.sampler.pools for t in pool.tolerations))
+        return spec.nodes.model_copy(update={"selector": {}, "tolerations": tuple(dict.fromkeys(tolerations))})
     own = {SAMPLER: spec.sampler.nodes, TRAINER: spec.trainer.nodes}[role]
     return spec.nodes if own is None else own
+
+
+def pool_of(spec: RLJobSpec, node: Mapping[str, Any]) -> SamplerPool | None:
+    """The pool of the samplers that a node belongs to: the first whose labels it carries."""
+    labels = (node.get("metadata") or {}).get("labels") or {}
+    carried = (p for p in spec.sampler.pools if all(labels.get(key) == value for key, value in p.selector.items()))
+    return next(carried, None)
 
 
 def template_of(spec: RLJobSpec, role: str) -> dict[str, Any]:
@@ -59,6 +73,8 @@ def selects(spec: RLJobSpec, role: str, node: Mapping[str, Any]) -> bool:
     if any(labels.get(key) != value for key, value in wanted.items()):
         return False
     if pod_spec.get("nodeName") not in (None, "", metadata.get("name")):
+        return False
+    if role == SAMPLER and spec.sampler.pools and pool_of(spec, node) is None:
         return False
     required = ((pod_spec.get("affinity") or {}).get("nodeAffinity") or {}).get(
         "requiredDuringSchedulingIgnoredDuringExecution"

@@ -25,6 +25,7 @@ OF_CODE: Mapping[DecisionCode, tuple[Limit, str | None]] = {
         "remove what the roll-back names; the move is tried again by itself",
     ),
     DecisionCode.SPEC_CHANGED: (Limit.SPEC, None),
+    DecisionCode.POOL_LOST: (Limit.PLACEMENT, "bring the nodes of the lost pool back; it is then used again"),
     DecisionCode.BUDGET_RAISED: (Limit.MOVE, None),
     DecisionCode.LOWER_CAP: (Limit.STALENESS, "nothing, if staleness.max is what the method tolerates; else raise it"),
     DecisionCode.RAISE_CAP: (Limit.STALENESS, None),

@@ -46,6 +46,7 @@ def view(pod: Json) -> PodView:
         created_s=created,
         ordinal=int(index) if index is not None and str(index).isdigit() else None,
         node=pod["spec"].get("nodeName"),
+        pool=meta.get("labels", {}).get("rljob.dev/pool"),
     )
 
 

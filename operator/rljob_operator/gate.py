@@ -157,19 +157,28 @@ def pods_to_lift(
     return tuple(lifted)
 
 
-def lift_patch(pod: Pod) -> dict[str, Any]:
+def lift_patch(
+    pod: Pod, *, selector: Mapping[str, str] | None = None, labels: Mapping[str, str] | None = None
+) -> dict[str, Any]:
     """The JSON merge patch (``application/merge-patch+json``) that takes our gate off a pod, and only ours.
 
     It carries the pod's uid and resourceVersion, so the API server answers 409 if the pod has changed since it was read: a pod that was
     made anew under the same name is not lifted by an old decision. It does not by itself keep two operators from spending the same
     room on two different pods; that is why a lift is first granted in the job's status (``unlifted_grants``).
+
+    ``selector`` narrows the nodes that the pod may run on, which only a pod that is still gated allows; ``labels`` are added.
     """
     metadata = pod["metadata"]
     gates = (pod.get("spec") or {}).get("schedulingGates") or ()
-    return {
+    patch: dict[str, Any] = {
         "metadata": {"uid": metadata["uid"], "resourceVersion": metadata["resourceVersion"]},
         "spec": {"schedulingGates": [dict(gate) for gate in gates if gate.get("name") != GATE]},
     }
+    if selector:
+        patch["spec"]["nodeSelector"] = dict(selector)
+    if labels:
+        patch["metadata"]["labels"] = dict(labels)
+    return patch
 
 
 def unlifted_grants(pods: Iterable[Pod], granted: Iterable[str]) -> tuple[str, ...]:

@@ -120,11 +120,13 @@ def take_inventory(
     notes.other.extend(about_quotas)
     quota = min(rooms_under, key=lambda room: room.gpus, default=None)
     accelerators = {role: _accelerator(spec, role, sites, notes) for role in _ROLES}
+    # Whether a lost node still computes nobody knows, so what the job's pods hold there is held.
+    unreachable = sum(site.own_gpus for site in sites if not site.keeps)
     return Inventory(
         rooms=tuple(room for site in sites if (room := site.room()) is not None),
         matching_nodes=len({site.name for site in sites}),
         quota=quota,
-        budget=spec.gpus if quota is None else min(spec.gpus, quota.gpus),
+        budget=max(0, min(spec.gpus if quota is None else min(spec.gpus, quota.gpus), spec.gpus - unreachable)),
         taken_by_others=sum(min(s.allocatable, s.others_gpus + s.reserved) for s in sites),
         sampler_accelerator=accelerators[SAMPLER],
         trainer_accelerator=accelerators[TRAINER],
@@ -239,6 +241,9 @@ def _uid(job: Mapping[str, Any]) -> str:
 def _accelerator(spec: RLJobSpec, role: str, sites: Sequence[Site], notes: Notes) -> str | None:
     if spec.accelerator is not None:
         return spec.accelerator
+    if role == SAMPLER and spec.sampler.pools:
+        # Each pool has its own, and the planner reads them from the rooms.
+        return None
     candidates = [s for s in sites if role in s.open_to] or [s for s in sites if role in s.matching]
     gpus: Counter[str] = Counter()
     for site in candidates:

@@ -50,7 +50,7 @@ class Moves:
         running = {} if telemetry is None else {pod: r.value for pod, r in telemetry.running_by_pod.items()}
         return Observation(
             now_s=this.now_s,
-            pods=fleet.views(this.pods),
+            pods=fleet.views(this.lasting_pods),
             published_generation=published_generation,
             acknowledged_generation=None if telemetry is None else telemetry.layout_generation.value,
             running_by_pod=running,

@@ -25,6 +25,8 @@ class PodView:
     """The ordinal of a StatefulSet's pod, None for a Deployment's."""
     node: str | None = None
     """The node that it is bound to."""
+    pool: str | None = None
+    """The pool that it was sent to, of a job whose samplers span pools."""
 
 
 @dataclass(frozen=True)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from rljob_operator import eligibility, gate, planning, status
+from rljob_operator import eligibility, gate, planning, pools, status
 from rljob_operator.cluster import Json
 from rljob_operator.inventory import Inventory, QuotaRoom
 from rljob_operator.lifecycle import Workloads
+from rljob_operator.pools import Lost
 from rljob_operator.rebalance import Targets
 from rljob_operator.rivals import Rival
 from rljob_operator.status import Fleet, Verdict
+from rljob_planner.api.pools import SamplerPool
 from rljob_planner.api.spec import RLJob, RLJobSpec
 from rljob_planner.api.status import ConditionType, RLJobStatus
 from rljob_planner.split import Split
@@ -39,6 +41,8 @@ class Pass:
     """The samplers' and the trainers' workload as the view shows them."""
     rivals: tuple[Rival, ...] = ()
     """Other autoscalers that scale the job's workloads."""
+    lost_pools: Mapping[str, Lost] = field(default_factory=dict)
+    """Pools of ``sampler.pools`` without a ready node, by name."""
     degradations: list[tuple[str, str]] = field(default_factory=list)
     """What needs a person although the split is all right: reason and message for ``Degraded``, the worst first."""
     verdicts: dict[ConditionType, Verdict] = field(default_factory=dict)
@@ -99,6 +103,17 @@ class Pass:
     def generation(self) -> int:
         """Generation of the spec that this pass reads."""
         return int(self.raw["metadata"].get("generation", 0))
+
+    @property
+    def lasting_pods(self) -> list[Json]:
+        """The pods without those of lost pools that are being deleted and may never end: nothing waits for them."""
+        lost = pools.given_up(self.pods, self.lost_pools)
+        return [pod for pod in self.pods if gate.name_of(pod) not in lost]
+
+    def pins(self, pods: Sequence[Json]) -> Mapping[str, SamplerPool]:
+        """The pool of each sampler whose gate the persisted status grants, by uid."""
+        split = self.before.split if self.before.rebalance is None else self.before.rebalance.to_split
+        return {} if split is None else pools.pins(self.spec, split, pods, self.before.grants, self.lost_pools)
 
     @property
     def gpu_resources(self) -> frozenset[str]:

@@ -29,6 +29,7 @@ from rljob_operator.lifecycle import targets_of
 from rljob_operator.lost import lost_nodes
 from rljob_operator.metrics import OperatorMetrics
 from rljob_operator.passes import Pass
+from rljob_operator.pools import lost_pools
 from rljob_operator.rebalance import Targets
 from rljob_operator.reporting import Reporting
 from rljob_operator.rivals import rivals_of
@@ -163,6 +164,7 @@ class Reconciler:
             trainers=fleet.fleet(gate.TRAINER, wanted.trainers, pods, trainers),
             targets=targets,
             workloads=(samplers, trainers),
+            lost_pools=lost_pools(job.spec, self._view.all_nodes),
             rivals=rivals_of(job, self._view.autoscalers_of(self._namespace)),
             has_quotas=bool(self._view.quotas_of(self._namespace)),
             promise=lambda fields: self._view.promises.sent({**raw, "status": fields}),

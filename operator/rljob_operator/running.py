@@ -5,7 +5,7 @@ What is decided here only changes the status to be written: the next pass acts o
 
 from __future__ import annotations
 
-from rljob_operator import lifecycle, planning, replanning
+from rljob_operator import lifecycle, planning, pooling, replanning
 from rljob_operator.config import Config
 from rljob_operator.deciding import Deciding
 from rljob_operator.edges import Edges
@@ -73,6 +73,8 @@ class Running:
         trouble = replanning.trouble(this.spec)
         if trouble is not None:
             this.verdicts[ConditionType.PLANNED] = trouble
+        if pooling.give_up(this, self._config.pool_lost_s):
+            return
         if move is not None:
             self._moves.look(this, move, published_generation)
             return

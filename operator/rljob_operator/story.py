@@ -29,6 +29,7 @@ NEXT: Mapping[DecisionCode, str] = {
     DecisionCode.MOVE_COMMITTED: "what the move gained is measured over the next steps, then decisions go on",
     DecisionCode.MOVE_ROLLED_BACK: "the split stays until the pause after the roll-back is over, then it is decided anew",
     DecisionCode.SPEC_CHANGED: "the split is brought back into the spec",
+    DecisionCode.POOL_LOST: "the job goes on with what is left; the lost pool is used again once it is back",
     DecisionCode.BUDGET_RAISED: "the move to {wish} puts the raised budget to use",
     DecisionCode.LOWER_CAP: "staleness is watched until samples of the old in-flight cap are trained",
     DecisionCode.RAISE_CAP: "staleness is watched until samples of the old in-flight cap are trained",

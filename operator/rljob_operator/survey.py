@@ -12,6 +12,7 @@ from rljob_operator.eligibility import (
     gpu_resources,
     is_node_ready,
     nodes_of,
+    pool_of,
     selects,
     untolerated_taints,
 )
@@ -72,6 +73,8 @@ class Site:
     """Whether the job's pods that run there may stay."""
     reserved: int = 0
     """GPUs set aside for other jobs."""
+    pool: str | None = None
+    """The pool of ``sampler.pools`` that the node belongs to."""
 
     @property
     def name(self) -> str:
@@ -107,6 +110,7 @@ class Site:
             accelerator=self.product,
             samplers=SAMPLER in roles,
             trainers=TRAINER in roles,
+            pool=self.pool,
         )
 
 
@@ -148,6 +152,7 @@ def _look(
             others_gpus=sum(share.of(resource) for other, share in held.items() if other != uid),
             own_roles=frozenset() if own is None else frozenset(own.roles),
             matching=roles,
+            pool=None if (pool := pool_of(spec, node)) is None else pool.name,
         )
     except QuantityError as error:
         site = Site(node, resource, 0, 0, 0, frozenset(), roles)

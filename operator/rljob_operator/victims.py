@@ -8,7 +8,8 @@ before its time, and after the scale-down the pods that went are compared with t
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from rljob_operator.observation import Observation, PodView, epoch_s, some
@@ -58,6 +59,8 @@ def _vacated(before: Split, after: Split, observation: Observation, role: str, a
     if wanted <= 0:
         return Vacated((), 0)
 
+    over = _over(after, candidates) if role == "sampler" else {}
+
     def order(pod: PodView) -> tuple[float, ...]:
         if pod.ordinal is not None:
             return (-pod.ordinal,)
@@ -65,6 +68,7 @@ def _vacated(before: Split, after: Split, observation: Observation, role: str, a
         return (
             float(pod.name not in already),
             float(pod.ready),
+            float(-over.get(pod.pool, 0)),
             math.inf if running is None else running,
             -pod.created_s,
         )
@@ -74,6 +78,15 @@ def _vacated(before: Split, after: Split, observation: Observation, role: str, a
     if coming is None or any(pod.ordinal is not None for pod in candidates):
         return Vacated(tuple(ordered[:wanted]), 0)
     return vacate(ordered, wanted, _width(before, role), coming)
+
+
+def _over(after: Split, candidates: Sequence[PodView]) -> dict[str | None, int]:
+    """By how many samplers each pool is over what a split wants there; empty for a job without pools."""
+    if after.samplers.pools is None:
+        return {}
+    wanted = {pool.name: pool.replicas for pool in after.samplers.pools}
+    live = Counter(pod.pool for pod in candidates)
+    return {name: max(0, count - wanted.get(name or "", 0)) for name, count in live.items()}
 
 
 def _coming(before: Split, after: Split, observation: Observation, role: str) -> Coming | None:

@@ -278,6 +278,7 @@ class DecisionCode(StrEnum):
     MOVE_COMMITTED = "MoveCommitted"
     MOVE_ROLLED_BACK = "MoveRolledBack"
     SPEC_CHANGED = "SpecChanged"
+    POOL_LOST = "PoolLost"
     BUDGET_RAISED = "BudgetRaised"
     LOWER_CAP = "LowerCap"
     RAISE_CAP = "RaiseCap"
