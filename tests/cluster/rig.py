@@ -32,6 +32,16 @@ GPU = "nvidia.com/gpu"
 SYSTEM = "rljob-system"
 ACCOUNT = "rljob-operator"
 
+ELECTED = {
+    "RLJOB_OPERATOR_LEADER_ELECTION": "true",
+    "RLJOB_OPERATOR_LEASE_NAMESPACE": SYSTEM,
+    "RLJOB_OPERATOR_LEASE_DURATION": "5s",
+    "RLJOB_OPERATOR_RENEW_DEADLINE": "4s",
+    "RLJOB_OPERATOR_RENEW_PERIOD": "500ms",
+    "RLJOB_OPERATOR_ACKNOWLEDGE_DEADLINE": "1s",
+}
+"""The environment of an operator that takes part in an election, in a test's time."""
+
 Json = dict[str, Any]
 
 
@@ -353,6 +363,14 @@ class Rig:
     def close(self) -> None:
         """Ends everything that was started, the last first."""
         self._stack.close()
+
+
+def holder(rig: Rig) -> str:
+    """The identity that the leader was started with, as the Lease names it; the empty string for none."""
+    found = rig.plane.kubectl(
+        "get", "lease", "rljob-operator", "-n", SYSTEM, "-o", "jsonpath={.spec.holderIdentity}", check=False
+    )
+    return found.stdout.partition("_")[0] if found.returncode == 0 else ""
 
 
 def rig_of(plane: ControlPlane, namespace: str, kubeconfig: Path, folder: Path) -> Iterator[Rig]:

@@ -15,18 +15,10 @@ from dev.controlplane import ControlPlane
 from dev.controlplane.proxy import Fault, Proxy, Rule, Write, effective
 from tests.cluster.conftest import GpuNodes
 from tests.cluster.jobs import job
-from tests.cluster.rig import SYSTEM, Operator, Rig, eventually, install, rig_of
+from tests.cluster.rig import ELECTED, SYSTEM, Operator, Rig, eventually, holder, install, rig_of
 
 Json = dict[str, Any]
 
-ELECTED = {
-    "RLJOB_OPERATOR_LEADER_ELECTION": "true",
-    "RLJOB_OPERATOR_LEASE_NAMESPACE": SYSTEM,
-    "RLJOB_OPERATOR_LEASE_DURATION": "5s",
-    "RLJOB_OPERATOR_RENEW_DEADLINE": "4s",
-    "RLJOB_OPERATOR_RENEW_PERIOD": "500ms",
-    "RLJOB_OPERATOR_ACKNOWLEDGE_DEADLINE": "1s",
-}
 DRAINS_LONG: Json = {"drainTimeout": "4s"}
 LEASES = "/leases"
 
@@ -52,14 +44,6 @@ def proxy(plane: ControlPlane) -> Iterator[Proxy]:
 def replica(rig: Rig, proxy: Proxy, account: Path, tmp_path: Path, name: str, **env: str) -> Operator:
     kubeconfig = proxy.kubeconfig(name, account, tmp_path / f"{name}.kubeconfig")
     return rig.start_operator(name, kubeconfig, RLJOB_OPERATOR_IDENTITY=name, **{**ELECTED, **env})
-
-
-def holder(rig: Rig) -> str:
-    """The replica that the Lease names, the empty string for none."""
-    found = rig.plane.kubectl(
-        "get", "lease", "rljob-operator", "-n", SYSTEM, "-o", "jsonpath={.spec.holderIdentity}", check=False
-    )
-    return found.stdout.partition("_")[0] if found.returncode == 0 else ""
 
 
 def leads(rig: Rig, name: str, *, timeout_s: float = 60.0) -> None:
