@@ -72,7 +72,7 @@ def _over_staleness(s: Situation) -> Decision | None:
     if s.spec.rebalance.mode is not RebalanceMode.AUTO or not check.clearly_over or check.observed is None:
         return None
     cap, group = s.split.in_flight, s.spec.workload.samples_per_prompt
-    ratio = min(0.95, max(0.5, 0.95 * check.limit / check.observed))
+    ratio = min(0.97, max(0.5, check.limit / check.observed))
     lower = max(group, math.floor(cap * ratio / group) * group)
     if lower >= cap:
         return None

@@ -110,8 +110,9 @@ class Decision:
 STALENESS_TOLERANCE = 0.02
 """Share of the limit by which a measured mean may exceed it before the cap is lowered: under ``admission`` it sits at the limit."""
 
-STEP_NOISE = 0.1
-"""Standard deviation of a step's mean staleness over the limit: groups come in bursts, and a window holds few steps."""
+STEP_NOISE = 0.2
+"""Twice the standard deviation of a step's mean staleness over the limit: groups come in bursts, steps follow each other's, and a
+window holds few of them."""
 
 
 @dataclass(frozen=True)

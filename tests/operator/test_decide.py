@@ -424,13 +424,17 @@ def test_staleness_over_its_limit_lowers_the_cap_before_anything_else() -> None:
     fake = gaining()
     decision = run(fake, telemetry=telemetry(staleness_mean=Reading.of(5.0)))
     assert decision.code is DecisionCode.LOWER_CAP
-    assert decision.in_flight == 760
+    assert decision.in_flight == 800
     assert fake.plans == []
     assert run(telemetry=telemetry(staleness_mean=Reading.of(50.0))).in_flight == 496
 
 
 def test_a_mean_at_its_limit_is_within_noise() -> None:
     assert run(telemetry=telemetry(staleness_mean=Reading.of(4.05))).code is DecisionCode.MOVE
+    few, many = (Reading.of(steps) for steps in (8, 200))
+    assert run(telemetry=telemetry(staleness_mean=Reading.of(4.3), steps_in_window=few)).code is DecisionCode.MOVE
+    over = telemetry(staleness_mean=Reading.of(4.3), steps_in_window=many)
+    assert run(telemetry=over).code is DecisionCode.LOWER_CAP
 
 
 def test_the_cap_is_not_lowered_again_before_it_has_shown() -> None:
