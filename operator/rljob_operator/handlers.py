@@ -350,7 +350,7 @@ def _watch_children(found: kopf.OperatorRegistry, memo: Memo, api: str, plural: 
     @kopf.index(api, plural, labels=MANAGED, id="children", registry=found)
     def children(body: kopf.Body, name: str, **_: Any) -> dict[tuple[str, str, str], Json]:
         uid = body["metadata"].get("labels", {}).get(UID_LABEL, "")
-        return {(uid, kind, name): dict(body)}
+        return {(uid, kind, name): kept.whole(body)}
 
     @kopf.on.event(api, plural, labels=MANAGED, id=f"on_{plural}", registry=found)
     async def on_child(labels: Mapping[str, str], **_: Any) -> None:

@@ -67,6 +67,7 @@ class Starting:
             message=verdict.message,
             to_split=found.split,
         )
+        self._plan = None
         this.update(plan=plan, split=found.split, decisions=status.remember(this.before.decisions, decision))
         self._known.started(this)
         this.said.append(("Normal", "InitialPlan", verdict.message))
