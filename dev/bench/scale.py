@@ -8,7 +8,8 @@ of its own counts what the operator sends and nothing else); memory and CPU time
 pass is the operator's own, from its histogram.
 
 The split of each job is pinned by its minima and maxima, so that every job has as many pods; nodes have 64 GPUs, so that the
-heartbeats of nodes that only exist on paper do not eat the machine. Jobs arrive at a stated pace: all at once they would measure
+heartbeats of nodes that only exist on paper do not eat the machine. Metrics come from a stand-in for Prometheus, so that every job is
+read, decided on and reported each minute as in earnest. Jobs arrive at a stated pace: all at once they would measure
 how fast this machine's controller manager creates ten thousand pods.
 """
 
@@ -25,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dev.bench.scale_metrics import SteadyMetrics
 from dev.bench.scale_plane import CHILD_KINDS, OperatorProcess, Watched, Watcher, scale_plane
 from dev.controlplane import ControlPlane, NodeSpec
 
@@ -172,14 +174,16 @@ def measure(jobs: int, clock: Clock, log: Path | None = None) -> Iterator[Json]:
     stop = threading.Event()
     with scale_plane(nodes, NAMESPACE) as plane:
         watcher = Watcher(plane, NAMESPACE, stop)
+        metrics = SteadyMetrics(watcher.pods_of)
         try:
             with tempfile.TemporaryDirectory() as folder:
-                operator = OperatorProcess.start(plane, log or Path(folder) / "operator.log")
+                operator = OperatorProcess.start(plane, log or Path(folder) / "operator.log", metrics.url)
                 bench = Bench(plane, operator, watcher, clock)
                 for row in (*(n for n in ROWS if n < jobs), jobs):
                     yield bench.row(row)
         finally:
             stop.set()
+            metrics.close()
 
 
 def main() -> None:

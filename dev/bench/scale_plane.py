@@ -102,6 +102,7 @@ class Watcher:
         self._stop = stop
         self._children: dict[str, dict[tuple[str, str], float]] = {}
         self._alive: dict[Watched, set[str]] = {kind: set() for kind in Watched}
+        self._pods: dict[str, dict[str, str]] = {}
         for kind, path in CHILD_KINDS.items():
             self._follow(path.format(namespace), lambda event, obj, kind=kind: self._child(kind, event, obj))
         self._follow(f"/api/v1/namespaces/{namespace}/pods", self._pod)
@@ -115,6 +116,11 @@ class Watcher:
         """How many there are now."""
         return len(self._alive[kind])
 
+    def pods_of(self, uid: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Names of the sampler and the trainer pods of the job with ``uid``."""
+        found = tuple(self._pods.get(uid, {}).items())
+        return tuple(n for n, role in found if role == "sampler"), tuple(n for n, role in found if role == "trainer")
+
     def _child(self, kind: str, event: str, obj: Json) -> None:
         meta = obj["metadata"]
         job = (meta.get("labels") or {}).get(_NAME_LABEL)
@@ -122,8 +128,14 @@ class Watcher:
             self._children.setdefault(job, {}).setdefault((kind, meta["name"]), time.monotonic())
 
     def _pod(self, event: str, obj: Json) -> None:
-        if _NAME_LABEL in (obj["metadata"].get("labels") or {}):
+        labels = obj["metadata"].get("labels") or {}
+        if _NAME_LABEL in labels:
             self._mark(Watched.PODS, obj["metadata"]["name"], event != "DELETED")
+            pods = self._pods.setdefault(labels["rljob.dev/uid"], {})
+            if event == "DELETED":
+                pods.pop(obj["metadata"]["name"], None)
+            else:
+                pods[obj["metadata"]["name"]] = labels["rljob.dev/role"]
 
     def _job(self, event: str, obj: Json) -> None:
         running = event != "DELETED" and (obj.get("status") or {}).get("phase") == "Running"
@@ -196,7 +208,7 @@ class OperatorProcess:
         self._plane, self._pid, self._metrics_url = plane, pid, metrics_url
 
     @classmethod
-    def start(cls, plane: ControlPlane, log: Path) -> OperatorProcess:
+    def start(cls, plane: ControlPlane, log: Path, prometheus_url: str) -> OperatorProcess:
         """Starts it under its service account and waits until it answers."""
         liveness, metrics = free_ports(2)
         url = f"http://127.0.0.1:{liveness}/healthz"
@@ -210,6 +222,7 @@ class OperatorProcess:
                 "KUBECONFIG": str(plane.service_account_kubeconfig(SYSTEM, ACCOUNT)),
                 "RLJOB_OPERATOR_LIVENESS_ENDPOINT": url,
                 "RLJOB_OPERATOR_METRICS_PORT": str(metrics),
+                "RLJOB_OPERATOR_PROMETHEUS_URL": prometheus_url,
                 **{name: value for name, value in os.environ.items() if name.startswith("RLJOB_OPERATOR_")},
             },
         )
@@ -226,7 +239,7 @@ class OperatorProcess:
         found: dict[float, float] = {}
         with urllib.request.urlopen(self._metrics_url, timeout=30) as answer:
             for line in answer.read().decode().splitlines():
-                match = re.fullmatch(r'rljob_operator_reconcile_seconds_bucket\{.*le="([^"]+)".*\} (\S+)', line)
+                match = re.fullmatch(r'rljob_operator_reconcile_seconds_bucket\{le="([^"]+)"\} (\S+)', line)
                 if match:
                     edge = float(match[1].replace("+Inf", "inf"))
                     found[edge] = found.get(edge, 0.0) + float(match[2])
