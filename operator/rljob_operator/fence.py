@@ -45,6 +45,9 @@ HOLDER = "rljob.dev/holder"
 TOUCHES_AT_ONCE = 16
 """Touches under way at a time: a take-over of many jobs must not look like an attack to the API server."""
 
+HELD_BY_ANOTHER = "HeldByAnother"
+"""Reason of the conflict that ends a pass which read an object with the mark of another holding."""
+
 TRIES = 5
 """How often a touch reads an object again that changes at the same moment."""
 
@@ -201,14 +204,14 @@ class TakeOver:
         self._confirm = confirm
         self._touching = asyncio.Semaphore(TOUCHES_AT_ONCE)
 
-    async def __call__(self, raw: Json) -> Json:
-        """The RLJob as it stands under the present holding; takes it over if it stands under none or another.
+    async def __call__(self, raw: Json, *, anew: bool = False) -> Json:
+        """The RLJob as it stands under the present holding; takes it over if it stands under none or another, or ``anew``.
 
         Its children come first and the job last, so that what was begun is begun anew wherever it was cut off. Raises a
         conflict if the Lease is not held any more, or if others write too busily.
         """
         token = self._fence.token
-        if token is None or (raw.get("status") or {}).get("holder") == token:
+        if token is None or ((raw.get("status") or {}).get("holder") == token and not anew):
             return raw
         # The mark may be that of a successor: then it is not for us to take it off again.
         if not await self._confirm():
@@ -229,6 +232,7 @@ class TakeOver:
 
     async def _touch(self, kind: Resource, obj: Json, token: str) -> None:
         namespace, name = str(obj["metadata"]["namespace"]), str(obj["metadata"]["name"])
+        was = _mark(obj)
         async with self._touching:
             for _ in range(TRIES):
                 meta = {**preconditions(obj), "annotations": {HOLDER: token}}
@@ -242,6 +246,9 @@ class TakeOver:
                     latest = await self._cluster.get(kind, namespace, name)
                     if latest is None or latest["metadata"]["uid"] != obj["metadata"]["uid"]:
                         return
+                    if _mark(latest) not in (was, token):
+                        # A successor is at work: its mark stays.
+                        raise
                     obj = latest
                 else:
                     return
@@ -252,5 +259,8 @@ def held_by_another(obj: Mapping[str, Any], token: str | None) -> bool:
     """Whether an object carries the mark of another holding than the present one, if there is one."""
     if token is None:
         return False
-    mark = ((obj.get("metadata") or {}).get("annotations") or {}).get(HOLDER)
-    return mark is not None and mark != token
+    return _mark(obj) not in (None, token)
+
+
+def _mark(obj: Mapping[str, Any]) -> str | None:
+    return ((obj.get("metadata") or {}).get("annotations") or {}).get(HOLDER)

@@ -11,7 +11,8 @@ in a condition, never in a resize.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
+from typing import Protocol
 
 from pydantic import ValidationError
 
@@ -23,6 +24,7 @@ from rljob_operator.cluster import RLJOBS, Api, ClusterError, Json
 from rljob_operator.companioning import Companioning
 from rljob_operator.config import Config
 from rljob_operator.edges import Edges
+from rljob_operator.fence import HELD_BY_ANOTHER
 from rljob_operator.inventory import take_inventory
 from rljob_operator.learning import Learning
 from rljob_operator.lifecycle import targets_of
@@ -40,8 +42,17 @@ from rljob_operator.view import View
 from rljob_planner.api.spec import RLJob
 from rljob_planner.api.status import Phase, RLJobStatus
 
-Claim = Callable[[Json], Awaitable[Json]]
-"""Takes an RLJob and its children over for the leader that this process is, and returns it as it then stands."""
+
+class Claim(Protocol):
+    """Takes an RLJob and its children over for the leader that this process is."""
+
+    def __call__(self, raw: Json, *, anew: bool = False) -> Awaitable[Json]:
+        """The RLJob as it then stands; ``anew`` also if it seems to have been taken over before."""
+
+
+STRANGE = 25
+"""Passes in a row that meet the mark of another holding before the job is taken over anew: the view would have caught up by now, so
+that somebody set the mark by hand."""
 
 CONFLICT_S = 0.2
 """Pause after somebody else wrote first: longer than their write, too short to be noticed."""
@@ -81,6 +92,7 @@ class Reconciler:
         self._stopping = Stopping(self._running)
         self._reporting = Reporting(cluster, self._actions, edges, metrics, view.promises, namespace, name)
         self._claim = claim
+        self._strange = 0
         self._failures = 0
 
     async def run_pass(self) -> float | None:
@@ -93,17 +105,18 @@ class Reconciler:
             return None
         try:
             if self._claim is not None:
-                raw = await self._claim(raw)
+                raw = await self._claim(raw, anew=self._strange >= STRANGE)
             delay_s = await self._pass(raw)
         except Exception as error:
             self._view.promises.withdrawn(self._uid)
             if isinstance(error, ClusterError) and error.conflict:
+                self._strange = self._strange + 1 if error.reason == HELD_BY_ANOTHER else 0
                 return CONFLICT_S
             self._failures += 1
             if self._failures > 1 and not trouble.is_passing(error):
                 await self._reporting.trouble(raw, trouble.failed(error))
             raise
-        self._failures = 0
+        self._failures = self._strange = 0
         return delay_s
 
     async def _pass(self, raw: Json) -> float:

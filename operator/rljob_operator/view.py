@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from rljob_operator.census import Census
 from rljob_operator.cluster import ClusterError, Json
-from rljob_operator.fence import held_by_another
+from rljob_operator.fence import HELD_BY_ANOTHER, held_by_another
 from rljob_operator.promises import Promises
 
 
@@ -111,5 +111,5 @@ class View:
     def _ours(self, kind: str, obj: Json) -> Json:
         if held_by_another(obj, self.token):
             words = f"{kind} {obj['metadata']['name']} carries the mark of another holding than {self.token}"
-            raise ClusterError(409, "HeldByAnother", words)
+            raise ClusterError(409, HELD_BY_ANOTHER, words)
         return obj

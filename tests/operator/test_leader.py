@@ -283,6 +283,27 @@ def test_a_job_that_was_taken_over_is_not_taken_over_again(world: World) -> None
     assert world.cluster.store.version == before
 
 
+def test_a_mark_that_somebody_set_by_hand_is_replaced_when_it_is_taken_over_anew(world: World) -> None:
+    world.hold("second")
+    taken = world.run(lambda: world.take_over(world.job()))
+    patch = {"metadata": {**preconditions(world.layout()), "annotations": {HOLDER: "kubectl"}}}
+    world.run(lambda: world.fenced.merge(CONFIG_MAPS, NAMESPACE, "mine-layout", patch))
+    world.run(lambda: world.take_over(taken))
+    assert world.layout()["metadata"]["annotations"][HOLDER] == "kubectl", "nobody looks while all seems well"
+    world.run(lambda: world.take_over(taken, anew=True))
+    assert world.layout()["metadata"]["annotations"][HOLDER] == "second/1"
+
+
+def test_a_touch_that_meets_a_successors_mark_leaves_it(world: World) -> None:
+    world.hold("first", 0)
+    read = world.layout()
+    patch = {"metadata": {**preconditions(read), "annotations": {HOLDER: "second/1"}}}
+    world.run(lambda: world.fenced.merge(CONFIG_MAPS, NAMESPACE, "mine-layout", patch))
+    error = world.run(lambda: world.take_over._touch(CONFIG_MAPS, read, "first/0"))
+    assert isinstance(error, ClusterError)
+    assert world.layout()["metadata"]["annotations"][HOLDER] == "second/1"
+
+
 def test_a_take_over_that_was_cut_off_is_begun_anew(world: World) -> None:
     world.hold("second")
     connection = world.cluster.connect("replica", lambda verb, plural, name: _no_status(verb))

@@ -18,7 +18,7 @@ from rljob_operator.fleet import trimmed
 from rljob_operator.layout import LAYOUT_FILE
 from rljob_operator.metrics import OperatorMetrics
 from rljob_operator.rebalance import Observation, start, with_replicas
-from rljob_operator.reconcile import CONFLICT_S, Reconciler
+from rljob_operator.reconcile import CONFLICT_S, STRANGE, Reconciler
 from rljob_operator.view import View
 from rljob_planner.api.status import MovePhase, MoveStatus
 from rljob_planner.split import Split
@@ -284,6 +284,29 @@ async def test_a_status_that_somebody_else_wrote_first_is_no_failure() -> None:
     world = memory()
     world.refuse = lambda verb, name: ClusterError(409, "Conflict", "changed") if verb == "put_status" else None
     assert await world.reconciler().run_pass() == CONFLICT_S
+
+
+async def test_a_mark_that_stays_strange_makes_the_job_be_taken_over_anew() -> None:
+    world = memory(gpus=32)
+    reconciler = world.reconciler()
+    await reconciler.run_pass()
+    asked: list[bool] = []
+
+    async def claim(raw: Json, *, anew: bool = False) -> Json:
+        asked.append(anew)
+        if anew:
+            for child in world.objects.values():
+                child["metadata"].setdefault("annotations", {})["rljob.dev/holder"] = "me/1"
+        return raw
+
+    world.objects["Deployment", "mine-samplers"]["metadata"]["annotations"]["rljob.dev/holder"] = "kubectl"
+    reconciler._claim = claim
+    reconciler._view.token = "me/1"
+    for _ in range(STRANGE):
+        assert await reconciler.run_pass() == CONFLICT_S
+    assert not any(asked)
+    assert await reconciler.run_pass() != CONFLICT_S
+    assert asked[-1]
 
 
 async def test_a_gate_is_lifted_only_once_its_grant_is_in_the_status() -> None:
