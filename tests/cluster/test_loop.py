@@ -77,6 +77,16 @@ def test_gpus_move_from_trainers_to_samplers_as_lengths_grow(rig: Rig) -> None:
     assert committed["predictedGain"] >= 0.03
     reasons = {e["reason"] for e in rig.events("job")}
     assert {"MoveStarted", "MoveAnnounce", "MoveDrain", "MoveShrink", "MoveGrow", "MoveVerify"} <= reasons
+    # Whoever reads `kubectl describe` alone learns what was done, why, what it gained and what comes next.
+    eventually(
+        lambda: any(e["reason"] == "MoveMeasured" for e in rig.events("job")), "the gain is measured", timeout_s=90
+    )
+    told = " ".join(rig.plane.kubectl("describe", "rljob", "job", "-n", rig.namespace).stdout.split())
+    moved = f"{first['samplers']['replicas']}×1 samplers + {first['trainers']['replicas']}×4 trainers to "
+    assert f"The last move, {moved}" in told
+    assert "made as responses went from" in told
+    assert "of the period, " in told
+    assert "decides again every 2s" in told
 
 
 @pytest.mark.parametrize("phase", ["Announce", "Shrink", "Grow", "Verify"])
