@@ -94,7 +94,7 @@ def run(shape: Shape, steps: Sequence[Step], mutant: str | None = None) -> Verdi
             world.calm()
             restless = settle(world)
         passes = world.passes
-        world.kill_operators()
+        world.end()
         return Verdict(
             violations=tuple(f"{v.rule}: {v.message} (at {v.at_s - begun_s:.3f} s)" for v in world.violations),
             unrest=None if world.violations else restless,

@@ -148,6 +148,11 @@ class World:
             operator.kill()
             self.mistakes += operator.failures
 
+    def end(self) -> None:
+        """Ends the world."""
+        self.kill_operators()
+        self.clock.run_for(0.0)
+
     def _kill_soon(self) -> None:
         """The process dies while a request is on its way, and is started again a little later."""
         if not self._killing:
