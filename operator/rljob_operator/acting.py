@@ -14,7 +14,7 @@ from rljob_operator.lifecycle import stopping
 from rljob_operator.passes import Pass
 from rljob_operator.rebalance import Targets, announced
 from rljob_operator.rivals import left_alone
-from rljob_operator.status import Verdict
+from rljob_operator.status import Verdict, nothing_wished
 from rljob_planner.api.status import ConditionType, MovePhase
 from rljob_planner.split import Split
 
@@ -118,6 +118,9 @@ class Acting:
         samplers = [pod for pod in this.pods if gate.role_of(pod) == gate.SAMPLER]
         checkpoint = rebalance.wants_checkpoint(move)
         if stopping(this.spec, this.before):
+            if live is not None and nothing_wished(targets):
+                # The last pods go: nobody is left to read of it.
+                return
             phase, told, draining = LayoutPhase.DRAINING, targets, tuple(gate.name_of(pod) for pod in samplers)
             checkpoint = lifecycle.wants_checkpoint(this.spec, this.before)
         elif move is not None and move.restart and move.phase is MovePhase.GROW:

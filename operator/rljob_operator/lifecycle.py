@@ -101,7 +101,7 @@ def stop_of(
     if status.stopping_since is None:
         return Stop(False, "the stop to be written down")
     pods = tuple(pods)
-    fresh = telemetry if telemetry is not None and telemetry.at > epoch_s(status.stopping_since) else None
+    fresh = telemetry if telemetry is not None and _after(telemetry, status.stopping_since) else None
     return _samplers(spec, status, pods, fresh, now_s) or _checkpoint(spec, status, pods, fresh, now_s) or DONE
 
 
@@ -111,7 +111,7 @@ def drained_since(
     """Since when a stopping job's samplers run nothing, as it should stand in the status."""
     if status.drained_since is not None or status.stopping_since is None:
         return status.drained_since
-    fresh = telemetry if telemetry is not None and telemetry.at > epoch_s(status.stopping_since) else None
+    fresh = telemetry if telemetry is not None and _after(telemetry, status.stopping_since) else None
     return timestamp(now_s) if _samplers(spec, status, tuple(pods), fresh, now_s) is None else None
 
 
@@ -157,7 +157,7 @@ def _checkpoint(
     got = None if telemetry is None else telemetry.layout_generation.value
     since_s = epoch_s(status.drained_since)
     # The layout that asks for it comes after the one that drained.
-    asked = telemetry is not None and telemetry.at > since_s and got is not None
+    asked = telemetry is not None and _after(telemetry, status.drained_since) and got is not None
     blind_s = min(spec.sampler.drain_timeout_s, LAYOUT_LAG_S + (_period_s(status) or 0.0))
     end_s = since_s + (CHECKPOINT_S if got is not None else min(CHECKPOINT_S, blind_s))
     if (asked and got is not None and got >= status.layout_generation) or now_s > end_s:
@@ -168,6 +168,11 @@ def _checkpoint(
         f"the trainer to write a checkpoint and then acknowledge layout generation {status.layout_generation} ({seen}); "
         f"at {timestamp(end_s)} it goes all the same",
     )
+
+
+def _after(telemetry: Telemetry, since: str) -> bool:
+    """Whether metrics were read after a moment; not in the same pass, whose time is written to the microsecond."""
+    return telemetry.at > epoch_s(since) + 0.001
 
 
 def blind_drain_s(spec: RLJobSpec, status: RLJobStatus) -> float:
