@@ -13,6 +13,7 @@ from rljob_operator import planning
 from rljob_operator.edges import Edges
 from rljob_operator.measured import calibration_of
 from rljob_operator.passes import Pass
+from rljob_operator.profiles import with_constants
 from rljob_operator.status import Verdict
 from rljob_planner.api.spec import Resize, RLJobSpec
 from rljob_planner.api.status import RLJobStatus
@@ -62,7 +63,9 @@ class Replanner:
                 self._edges.planner.plan,
                 spec,
                 this.inventory.rooms,
-                calibration=calibration_of(this.before.calibration),
+                calibration=with_constants(
+                    calibration_of(this.before.calibration), this.before.learned, keep.samplers.tensor_parallel
+                ),
                 lengths=known_lengths(spec, this.before),
                 steps=steps_to_go(spec, this.before),
                 keep=keep,

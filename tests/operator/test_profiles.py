@@ -388,3 +388,12 @@ def test_a_file_that_teaches_nothing_ends_with_what_to_do(tmp_path: Path, docume
     found = planned(tmp_path, document)
     assert found.exit_code == 2
     assert words in found.stderr
+
+
+def test_a_calibration_that_only_the_cluster_holds_is_asked_for(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(yaml.safe_dump(job_dict(accelerator="H100-SXM", calibration={"configMap": "speeds"})))
+    found = CliRunner().invoke(app, ["plan", str(file), "-o", "json"])
+    assert found.exit_code == 0, found.output
+    assert "spec.calibration names ConfigMap speeds" in found.stderr
+    assert "--calibration" in found.stderr

@@ -221,6 +221,11 @@ def _finished(case: Case, options: Options) -> Case:
     try:
         lengths, fit = _lengths(options, case.spec)
         calibration = case.calibration
+        if case.spec.calibration is not None and options.calibration is None and calibration is None:
+            words.append(
+                f"spec.calibration names ConfigMap {case.spec.calibration.config_map}, which the operator reads on the cluster: give "
+                "its file with --calibration to plan with it here"
+            )
         if options.calibration is not None:
             from rljob_planner.calibrate import mismatches, read_calibration
             from rljob_planner.job import Job

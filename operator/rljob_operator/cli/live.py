@@ -115,6 +115,10 @@ def _as_it_runs(case: Case, status: dict[str, Any]) -> Case:
             pegged=learned.pegged,
             observations=learned.observations,
         )
+        if now.split is not None:
+            from rljob_operator.profiles import with_constants
+
+            calibration = with_constants(calibration, now.learned, now.split.samplers.tensor_parallel)
         case = replace(case, calibration=calibration)
         words.append(
             f"speeds as the run has shown them: samplers {learned.sampler_factor:.2f}, trainers {learned.trainer_factor:.2f} "
