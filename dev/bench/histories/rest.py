@@ -81,7 +81,7 @@ def _fleets(job: Json, split: Json, pods: list[Json]) -> str | None:
         leaving = [p for p in mine if p["metadata"].get("deletionTimestamp")]
         if leaving or len(mine) != wanted:
             return f"{len(mine)} {side} are there, {len(leaving)} of them leaving, {wanted} are wished"
-        waiting += sum(condition(p, "PodScheduled") == "False" and not p["spec"].get("schedulingGates") for p in mine)
+        waiting += sum(map(_has_no_node, mine))
         gated = [p["metadata"]["name"] for p in mine if p["spec"].get("schedulingGates")]
         if gated:
             return f"{', '.join(gated)} still gated"
@@ -121,6 +121,12 @@ def _layout(cluster: VirtualCluster, job: Json, split: Json) -> str | None:
     if told - there or (all_there and told != there):
         return f"the layout names {sorted(told)}, there are {sorted(there)}"
     return None
+
+
+def _has_no_node(pod: Json) -> bool:
+    """Whether the scheduler says that no node has room for the pod."""
+    conditions = (pod.get("status") or {}).get("conditions") or ()
+    return any(c["type"] == "PodScheduled" and c["reason"] == "Unschedulable" for c in conditions)
 
 
 def _ended(pod: Json) -> bool:
