@@ -14,10 +14,10 @@ from rljob_operator import kept
 from rljob_operator.cluster import PODS, ClusterError, Resource
 from rljob_operator.config import Config
 from rljob_operator.fleet import view as pod_view
-from rljob_operator.handlers import JobTask, Memo
 from rljob_operator.promises import Promises
 from rljob_operator.reflector import Reflector, Store
 from rljob_operator.stateless import NoEssence, NoProgress
+from rljob_operator.tasks import JobTask, Memo
 from rljob_operator.together import AT_ONCE, together
 from rljob_operator.view import View
 from rljob_operator.watches import Pods
