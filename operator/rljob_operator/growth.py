@@ -6,7 +6,8 @@ and across moves, whose windows would each begin anew. Three things keep it hone
 
 - what finished in a window was begun before it, so a reading speaks of a moment that lies back by the age of what finished;
 - windows overlap, and what makes their means deviate lasts, so a reading counts as the share of two windows that is new;
-- a rate counts as far as it is beyond twice its own standard error, since what looks like growth for half an hour is mostly chance;
+- a rate counts as far as it is beyond one and a half of its own standard errors, since what looks like growth for half an hour is
+  mostly chance;
 - a jump (a new stage of a curriculum, a changed prompt set) moves the level alone: it says nothing of the rate.
 """
 
@@ -20,8 +21,8 @@ from rljob_operator.readings import LengthHistogram
 RATE_PRIOR = 0.003
 """Standard deviation of the change of ln(mean) a step, before anything is known: published runs grow ×2 to ×5 in some hundred steps."""
 
-RATE_WANDER = 2e-4
-"""Standard deviation by which that change itself changes in a step: a rate holds for some hundred steps."""
+RATE_WANDER = 4e-4
+"""Standard deviation by which that change itself changes in a step: a rate holds for some ten steps to some hundred."""
 
 LEVEL_WANDER = 0.002
 """Standard deviation by which ln(mean) wanders in a step besides."""
@@ -32,7 +33,7 @@ LEAST_SPREAD = 0.02
 LASTS_WINDOWS = 2.0
 """Windows over which the deviation of a mean lasts."""
 
-CERTAIN = 2.0
+CERTAIN = 1.5
 """Standard errors of a rate up to which none is foreseen."""
 
 JUMP = 3.5

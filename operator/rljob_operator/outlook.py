@@ -27,7 +27,7 @@ from rljob_planner.lengths import LengthDistribution
 from rljob_planner.search import Plan
 from rljob_planner.split import Split
 
-LOOK_STEPS = 24
+LOOK_STEPS = 16
 """Steps after a move that it has to be right for: then another can follow, if lengths go on changing."""
 
 SHAPE_ERROR = 0.05
