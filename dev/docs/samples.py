@@ -20,6 +20,7 @@ from rljob_planner.documents import parse_documents
 from rljob_planner.job import Job
 from rljob_planner.outcome import Candidate, Evaluation, Plan
 from rljob_planner.placement import default_rooms
+from rljob_planner.pools import rooms_for
 from rljob_planner.report import effects
 from rljob_planner.search import plan
 from rljob_planner.split import Split
@@ -84,7 +85,7 @@ def samples() -> tuple[Sample, ...]:
     found = []
     for path in sorted(DIRECTORY.glob("*.yaml")):
         spec = read_job(parse_documents(path.read_text(encoding="utf-8"), path.name)[0]).spec
-        rooms = default_rooms(spec.gpus, spec.accelerator)
+        rooms = rooms_for(spec)
         found.append(Sample(path.stem, spec, Job.of(spec, rooms), plan(spec, rooms)))
     return tuple(found)
 
@@ -242,10 +243,41 @@ def _recommend_only(s: Sample) -> str:
 {_against(s, s.fewer, "A trainer fewer", "training binds")} {_against(s, s.more, "A trainer more", "generation binds")}"""
 
 
+def _agentic_sandboxes(s: Sample) -> str:
+    work, found = s.spec.workload, s.plan.sandboxes
+    environment = work.environment
+    require(environment is not None and found is not None and found.wait < 0.1, "agentic-sandboxes: sandboxes suffice")
+    assert environment is not None
+    assert found is not None
+    away_s = (environment.turns - 1) * environment.seconds_per_turn
+    little = work.samples_per_step * away_s / s.plan.period.mean
+    require(abs(little - found.needed) < 0.05 * little, "agentic-sandboxes: Little's law gives the sandboxes")
+    return (
+        f"**Why this is right.** A sample is in its environment for {number(away_s, 2)} s of its life, in which it holds no decode slot. "
+        f"By Little's law {work.samples_per_step} samples in {number(s.plan.period.mean, 3)} s keep {number(little, 2)} environments "
+        f"busy, far fewer than the {found.limit} that the fleet may run, so that no sample waits for one. "
+        f"{_against(s, s.fewer, 'A trainer fewer', 'the trainer')} {_against(s, s.more, 'A trainer more', 'samplers')}"
+    )
+
+
+def _two_pools(s: Sample) -> str:
+    pools = {pool.name: pool.replicas for pool in s.plan.split.samplers.pools or ()}
+    near, spot = (s.job.of_pool(name).accelerators.sampler.name for name in ("near", "spot"))
+    require(pools["near"] == 16, "two-pools: the faster pool is full")
+    return (
+        f"**Why this is right.** A GPU of the pool near ({near}) makes more tokens than one of the pool spot ({spot}), so near is filled first, up to "
+        f"its `maxGPUs` of 16; {pools['spot']} samplers are left for spot. "
+        f"{_against(s, s.fewer, 'A trainer fewer', 'the GPU that it gives up becomes samplers on spot')} "
+        f"{_against(s, s.more, 'A trainer more', 'it costs samplers')}"
+    )
+
+
 ARGUMENTS: dict[str, Callable[[Sample], str]] = {
     "math-short": _math_short,
     "qwen3-30b-a3b": _qwen3_30b_a3b,
     "long-reasoning": _long_reasoning,
     "recommend-only": _recommend_only,
+    "agentic-sandboxes": _agentic_sandboxes,
+    "two-pools": _two_pools,
 }
 """The argument of each sample by the name of its file."""

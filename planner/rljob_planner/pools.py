@@ -12,12 +12,13 @@ leaves out is the spread: a sample on a slow pool takes longer than the mean, so
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rljob_planner.placement import Room, frontier
+from rljob_planner.api.spec import RLJobSpec
+from rljob_planner.placement import Room, default_rooms, frontier
 from rljob_planner.simulate import DecodeCost
 from rljob_planner.split import PoolSplit
 
@@ -118,6 +119,22 @@ def mixed(parts: Sequence[tuple[int, DecodeCost]], context_tokens: float, operat
         prefill_s_per_sample=average([cost.prefill_s_per_sample for _, cost in parts]),
         recompute_s_per_token=average([cost.recompute_s_per_token for _, cost in parts]),
     )
+
+
+def rooms_for(spec: RLJobSpec) -> tuple[Room, ...]:
+    """Nodes for a job of which nobody says any: the budget in nodes of a usual size.
+
+    Of a job with pools each pool has as many GPUs as it may use, beside nodes for the trainers.
+    """
+    rooms = default_rooms(spec.gpus, spec.accelerator)
+    if not spec.sampler.pools:
+        return rooms
+    found = [replace(room, node=f"trainer-{room.node}", samplers=False) for room in rooms]
+    for pool in spec.sampler.pools:
+        most = spec.gpus if pool.max_gpus is None else min(spec.gpus, pool.max_gpus)
+        for room in default_rooms(most, pool.accelerator or spec.accelerator):
+            found.append(replace(room, node=f"{pool.name}-{room.node}", trainers=False, pool=pool.name))
+    return tuple(found)
 
 
 def words(pools: Sequence[PoolSplit]) -> str:

@@ -8,7 +8,7 @@ plan for other nodes or other lengths than one thinks of is worse than none.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -40,7 +40,12 @@ NodesOption = Annotated[
     ),
 ]
 SamplerNodesOption = Annotated[
-    str | None, typer.Option(metavar="N×GPUS", help="Nodes for samplers alone, such as 4x8.", show_default=False)
+    str | None,
+    typer.Option(
+        metavar="N×GPUS",
+        help="Nodes for samplers alone, such as 4x8, or near=4x8,spot=2x8 by pool.",
+        show_default=False,
+    ),
 ]
 TrainerNodesOption = Annotated[
     str | None, typer.Option(metavar="N×GPUS", help="Nodes for trainers alone, such as 2x8.", show_default=False)
@@ -271,14 +276,14 @@ def _changes(options: Options) -> dict[str, Any]:
 
 
 def _rooms(options: Options, spec: RLJobSpec) -> tuple[Room, ...]:
-    from rljob_planner.placement import default_rooms
+    from rljob_planner.pools import rooms_for
 
     if not options.describes_nodes:
         if options.sampler_accelerator or options.trainer_accelerator:
             fail(
                 "--sampler-accelerator and --trainer-accelerator: say on which nodes, with --sampler-nodes and --trainer-nodes"
             )
-        return default_rooms(spec.gpus, spec.accelerator)
+        return rooms_for(spec)
     for role, other, of in (
         ("sampler", "trainer", options.sampler_nodes),
         ("trainer", "sampler", options.trainer_nodes),
@@ -291,11 +296,34 @@ def _rooms(options: Options, spec: RLJobSpec) -> tuple[Room, ...]:
     ):
         if gpu is not None and own is None:
             fail(f"--{role}-accelerator: say on which nodes, with --{role}-nodes")
-    return (
+    rooms = (
         *_described("--nodes", options.nodes, None, ""),
         *_described("--sampler-nodes", options.sampler_nodes, options.sampler_accelerator, "sampler"),
         *_described("--trainer-nodes", options.trainer_nodes, options.trainer_accelerator, "trainer"),
     )
+    return _in_pools(rooms, spec)
+
+
+def _in_pools(rooms: tuple[Room, ...], spec: RLJobSpec) -> tuple[Room, ...]:
+    """The rooms, checked against the pools of the job's samplers; nodes of no pool are the trainers' where there are pools."""
+    pools, named = [pool.name for pool in spec.sampler.pools], {room.pool for room in rooms if room.pool is not None}
+    unknown = sorted(named - set(pools))
+    if unknown:
+        known = f"its pools are {', '.join(pools)}" if pools else "it has no sampler.pools"
+        fail(f"--sampler-nodes: the job knows no pool {unknown[0]}: {known}")
+    if not pools:
+        return rooms
+    if not named:
+        example = ",".join(f"{name}=2x8" for name in pools[:2])
+        fail(f"the job's samplers span pools: say which nodes each has, as in --sampler-nodes {example}")
+    return tuple(
+        replace(room, accelerator=room.accelerator or _of_pool(spec, room.pool), samplers=room.pool is not None)
+        for room in rooms
+    )
+
+
+def _of_pool(spec: RLJobSpec, name: str | None) -> str | None:
+    return next((pool.accelerator for pool in spec.sampler.pools if pool.name == name), None)
 
 
 def _described(option: str, nodes: str | None, accelerator: str | None, role: str) -> tuple[Room, ...]:
