@@ -143,6 +143,8 @@ def test_samples_are_valid(sample: Path) -> None:
     document = yaml.safe_load(sample.read_text(encoding="utf-8"))
     assert accepts(document)
     assert read_job(document).metadata["name"] == sample.stem
+    if "targetRef" in document["spec"]["sampler"]:
+        return
     containers = [document["spec"][role]["template"]["spec"]["containers"][0] for role in ("sampler", "trainer")]
     assert "--tensor-parallel-size=$(RLJOB_TENSOR_PARALLEL)" in containers[0]["args"]
     assert "--max-num-seqs=$(RLJOB_MAX_RUNNING)" in containers[0]["args"]
