@@ -68,7 +68,11 @@ def reasons() -> set[str]:
                 found.update(words(argument))
         for assigned, below in pairwise(tree.body):
             # A reason that is named once, with a string under it that says so: NODE_LOST = "NodeLost".
-            if isinstance(assigned, ast.Assign) and isinstance(below, ast.Expr) and "Reason of ``" in ast.unparse(below):
+            if (
+                isinstance(assigned, ast.Assign)
+                and isinstance(below, ast.Expr)
+                and "Reason of ``" in ast.unparse(below)
+            ):
                 found.update(words(assigned.value))
         for call in calls(tree, "append"):
             if isinstance(call.func, ast.Attribute) and getattr(call.func.value, "attr", "") == "degradations":
