@@ -116,8 +116,27 @@ class Census:
             bound[resource] = bound.get(resource, 0) + count
 
 
-def _requests(pod: Pod, spec: Mapping[str, object]) -> tuple[dict[str, int], dict[str, str]]:
+_Requests = tuple[Mapping[str, int], Mapping[str, str]]
+
+_MOST_REQUESTS = 8192
+_known: dict[tuple[int, int, int], tuple[object, _Requests]] = {}
+"""Requests of the pods of a workload, by the parts of the spec that say them: ``kept`` shares these among all pods that have them equal. The
+parts are held beside the answer, so that no other object can take their identity."""
+
+
+def _requests(pod: Pod, spec: Mapping[str, object]) -> _Requests:
     """What a pod asks of each extended resource, and why a request can't be read."""
+    parts = (spec.get("containers"), spec.get("initContainers"), spec.get("overhead"))
+    key = (id(parts[0]), id(parts[1]), id(parts[2]))
+    found = _known.get(key)
+    if found is None:
+        if len(_known) >= _MOST_REQUESTS:
+            _known.clear()
+        found = _known[key] = (parts, _read_requests(pod, spec))
+    return found[1]
+
+
+def _read_requests(pod: Pod, spec: Mapping[str, object]) -> _Requests:
     gpus: dict[str, int] = {}
     unreadable: dict[str, str] = {}
     for resource in _extended(spec):
