@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dev.bench.scale_metrics import SteadyMetrics
+from dev.bench.scale_metrics import RUNNING, SteadyMetrics
 from dev.bench.scale_plane import CHILD_KINDS, OperatorProcess, Watched, Watcher, scale_plane
 from dev.controlplane import ControlPlane, NodeSpec
 
@@ -87,6 +87,8 @@ def job(name: str) -> Json:
                 "gpusPerReplica": 1,
                 "minReplicas": SAMPLERS,
                 "maxReplicas": SAMPLERS,
+                # So few that no cap on what is in flight suits the job better: a changed cap would be no quiet time.
+                "maxRunning": RUNNING,
                 "template": template("vllm", 8000),
             },
             "trainer": {

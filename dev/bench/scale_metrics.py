@@ -20,6 +20,8 @@ from typing import Any
 Json = dict[str, Any]
 
 PERIOD_S = 25.0
+RUNNING = 8
+"""Samples that run on a sampler at a time."""
 SAMPLES_PER_STEP = 512
 MEAN_TOKENS = 2000.0
 EDGES = (250, 500, 1000, 2000, 4000, 8000, 16384)
@@ -96,7 +98,7 @@ class SteadyMetrics:
         for name, value in (
             ("rljob_policy_version", version),
             ("rljob_queue_depth_groups", 20.0 + random.randint(0, 8)),
-            ("rljob_inflight_samples", 40.0 * len(samplers)),
+            ("rljob_inflight_samples", float(RUNNING * len(samplers))),
             ("rljob_sample_staleness_versions_count", version * SAMPLES_PER_STEP),
             ("rljob_sample_staleness_max_versions", 4.0),
             ("rljob_train_step_seconds_count", version),
@@ -111,7 +113,7 @@ class SteadyMetrics:
         for pod in samplers:
             labels = {"pod": pod, "engine": "0"}
             for name, value in (
-                ("vllm:num_requests_running", 38.0 + random.randint(0, 4)),
+                ("vllm:num_requests_running", float(RUNNING)),
                 ("vllm:num_requests_waiting", 0.0),
                 ("vllm:kv_cache_usage_perc", 0.3),
                 ("vllm:inter_token_latency_seconds_count", 1000.0 * (at - self._began)),
@@ -153,11 +155,11 @@ class SteadyMetrics:
             rows.append(({"rljob_reading": "staleness_bucket", "le": str(edge)}, share * samples))
         for pod in samplers:
             for key, value in (
-                ("running_mean", 40.0),
+                ("running_mean", float(RUNNING)),
                 ("kv_usage_mean", 0.3),
-                ("latency_sum", 40.0),
-                ("latency_count", 40.0 / 0.012 * noise),
-                ("generated", 40.0 / 0.012 * noise),
+                ("latency_sum", float(RUNNING)),
+                ("latency_count", RUNNING / 0.008 * noise),
+                ("generated", RUNNING / 0.008 * noise),
             ):
                 rows.append(({"rljob_reading": key, "pod": pod}, value))
         return rows
