@@ -145,11 +145,11 @@ def test_the_command_line_counts_and_fails_on_what_it_finds() -> None:
     report = json.loads(fine.stdout)
     assert (report["histories"], report["violations"], report["unconverged"]) == (3, 0, 0)
     assert fine.exit_code == 0
-    caught = runner.invoke(app, ["--n", "50", "--processes", "1", "--mutant", "grow-before-gone", "-o", "json"])
+    caught = runner.invoke(app, ["--n", "6", "--processes", "1", "--mutant", "grow-before-gone", "-o", "json"])
     report = json.loads(caught.stdout)
-    assert report["violations"] == 1
+    assert report["violations"] >= 1
     assert report["examples"][0]["replay"].endswith("--mutant grow-before-gone")
-    assert caught.exit_code == 0
+    assert caught.exit_code == 1
     assert runner.invoke(app, ["--mutant", "none"]).exit_code == 2
 
 
