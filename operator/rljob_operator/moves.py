@@ -93,7 +93,7 @@ class Moves:
             self._observation(this, published_generation),
             self._deadlines(this),
             may_roll_back=not planning.violations(this.spec, move.from_split, this.quota),
-            over_budget=move.from_split.gpus > this.spec.gpus,
+            over_budget=move.from_split.gpus > _budget(this),
             keeps=lambda split: not planning.violations(this.spec, split, this.quota),
         )
         if step.drain_timed_out:
@@ -359,6 +359,12 @@ def _unwished(this: Pass, move: MoveStatus) -> str:
     if trainers and this.spec.trainer.resize is Resize.FIXED:
         return "trainer.resize is now fixed"
     return ""
+
+
+def _budget(this: Pass) -> int:
+    """GPUs that the job may hold: its budget, or what a quota leaves of it."""
+    quota = this.quota
+    return this.spec.gpus if quota is None or quota.keeps is None else min(this.spec.gpus, quota.keeps)
 
 
 def _free(this: Pass, role: str) -> dict[str, int]:
