@@ -11,9 +11,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from rljob_operator import story
-from rljob_operator.explanation import ExplanationJson, KnownJson, Limit, LimitJson, OutlookJson, PastMoveJson
+from rljob_operator.explanation import ExplanationJson, KnownJson, Limit, LimitJson
+from rljob_operator.explanation_moves import outlook, past
+from rljob_operator.observation import epoch_s
 from rljob_planner.api.spec import Bound, RebalanceMode, Resize, RLJobSpec
-from rljob_planner.api.status import Condition, ConditionType, DecisionCode, DecisionStatus, Phase, RLJobStatus
+from rljob_planner.api.status import Condition, ConditionType, DecisionCode, Phase, RLJobStatus
 from rljob_planner.durations import seconds
 
 OF_CODE: Mapping[DecisionCode, tuple[Limit, str | None]] = {
@@ -68,35 +70,31 @@ OF_REASON: Mapping[str, Limit] = {
 _OF_ANOTHER_JOB = re.compile(r"RLJob \S+/\S+ holds|kept for RLJob ")
 """How a message names another job that has the GPUs."""
 
-_WAITS = frozenset(
-    {
-        DecisionCode.INITIAL_PLAN,
-        DecisionCode.NOT_PERSISTED,
-        DecisionCode.COOLDOWN,
-        DecisionCode.BACK_OFF,
-        DecisionCode.UNCERTAIN,
-        DecisionCode.GAIN_TOO_SMALL,
-        DecisionCode.NOT_WORTH_COST,
-        DecisionCode.RECOMMEND_ONLY,
-        DecisionCode.INITIAL_ONLY,
-        DecisionCode.TRAINER_FIXED,
-        DecisionCode.MOVE,
-        DecisionCode.BUDGET_RAISED,
-        DecisionCode.SPEC_CHANGED,
-    }
-)
-"""Codes of a decision that has another split in mind."""
-
 _NEAR = 0.95
 """Share of a limit from which on it is said to shape the split."""
+
+_SILENT_INTERVALS = 5.0
+"""Intervals between decisions, of at least a minute, without a look at the metrics from which on the operator seems to be away."""
 
 _FULL_KV = 0.9
 """Share of the KV room in use from which on samples wait for room or are preempted."""
 
 
-def explain(name: str, namespace: str | None, spec: RLJobSpec, status: RLJobStatus) -> ExplanationJson:
-    """Why the split of a job is what it is, from its spec and its status."""
-    found = _once(_limits(spec, status))
+def explain(
+    name: str,
+    namespace: str | None,
+    spec: RLJobSpec,
+    status: RLJobStatus,
+    *,
+    generation: int | None = None,
+    now_s: float | None = None,
+) -> ExplanationJson:
+    """Why the split of a job is what it is, from its spec and its status.
+
+    ``generation`` is that of the spec, ``now_s`` the time in epoch seconds of a status that was read just now: they tell whether
+    an operator looks at the job at all.
+    """
+    found = _once((*_unattended(spec, status, generation, now_s), *_limits(spec, status)))
     first = next((limit for limit in found if limit.binds), None)
     # One limit binds: what comes after it would bind only once it is gone.
     limits = [
@@ -115,8 +113,8 @@ def explain(name: str, namespace: str | None, spec: RLJobSpec, status: RLJobStat
         summary=story.summary(spec, status),
         next=story.next_step(spec, status),
         limits=limits,
-        move=_outlook(spec, status),
-        moves=[_past(status, d) for d in status.decisions if d.code in _ENDS],
+        move=outlook(spec, status),
+        moves=[past(status, d) for d in status.decisions if d.code in _ENDS],
         known=KnownJson(
             sampler_factor=calibration.sampler_factor if calibration and measured else None,
             trainer_factor=calibration.trainer_factor if calibration and measured else None,
@@ -159,6 +157,24 @@ def _limits(spec: RLJobSpec, status: RLJobStatus) -> Iterator[LimitJson]:
         limit, unblock = OF_CODE.get(last.code, (Limit.BALANCE, None))
         yield _binding(limit, last.message, unblock)
     yield from _shaping(spec, status)
+
+
+def _unattended(
+    spec: RLJobSpec, status: RLJobStatus, generation: int | None, now_s: float | None
+) -> Iterator[LimitJson]:
+    """Whether nobody looks at the job: then nothing else that its status says is of today."""
+    check = "check that the operator runs and watches this namespace, and look at its log"
+    seen = status.observed
+    if status.observed_generation == 0 and not status.conditions and status.split is None:
+        yield _binding(Limit.OPERATOR, "no operator has looked at this job yet", check)
+    elif generation is not None and status.observed_generation < generation:
+        yield _binding(
+            Limit.OPERATOR, "the last edit of the spec has not been seen yet", f"wait a moment; if it lasts, {check}"
+        )
+    elif now_s is not None and seen is not None and status.phase in (Phase.RUNNING, Phase.REBALANCING):
+        silent_s = now_s - epoch_s(seen.at)
+        if silent_s > _SILENT_INTERVALS * max(spec.rebalance.interval_s, 60.0):
+            yield _binding(Limit.OPERATOR, f"nobody has looked at this job's metrics for {seconds(silent_s)}", check)
 
 
 def _stopped(spec: RLJobSpec, status: RLJobStatus) -> Iterator[LimitJson]:
@@ -270,92 +286,6 @@ def _minima(spec: RLJobSpec, samplers: int, trainers: int) -> Iterator[LimitJson
         )
 
 
-def _outlook(spec: RLJobSpec, status: RLJobStatus) -> OutlookJson | None:
-    last = story.last_decision(status)
-    move = status.rebalance
-    if move is not None:
-        return OutlookJson(
-            from_split=move.from_split.label(),
-            to_split=move.to_split.label(),
-            gain=move.predicted_gain,
-            gain_uncertainty=None,
-            saving_seconds=None,
-            cost_seconds=status.moves.cost_seconds,
-            pays_back_steps=None,
-            needs=[move.waiting_for] if move.waiting_for else [],
-        )
-    if last is None or last.code not in _WAITS or last.to_split is None or last.from_split is None:
-        return None
-    if last.to_split.same_shape(last.from_split):
-        return None
-    gain, cost_s = last.predicted_gain, last.cost_seconds
-    period_s = last.period_seconds
-    saved_a_step_s = gain * period_s if gain and period_s else None
-    return OutlookJson(
-        from_split=None if last.from_split is None else last.from_split.label(),
-        to_split=last.to_split.label(),
-        gain=gain,
-        gain_uncertainty=_extra(last, "uncertainty"),
-        saving_seconds=_saving_s(spec, status, last, saved_a_step_s),
-        cost_seconds=cost_s,
-        pays_back_steps=None
-        if cost_s is None or not saved_a_step_s or saved_a_step_s <= 0
-        else int(cost_s / saved_a_step_s) + 1,
-        needs=list(_needs(spec, status, last)),
-    )
-
-
-def _extra(decision: DecisionStatus, field: str) -> float | None:
-    value = getattr(decision, field, None)
-    return None if value is None else float(value)
-
-
-def _saving_s(spec: RLJobSpec, status: RLJobStatus, last: DecisionStatus, a_step_s: float | None) -> float | None:
-    said = _extra(last, "saving_seconds")
-    if said is not None:
-        return said
-    version = None if status.observed is None else status.observed.policy_version
-    return None if a_step_s is None or version is None else a_step_s * max(0, spec.workload.steps - version)
-
-
-def _needs(spec: RLJobSpec, status: RLJobStatus, last: DecisionStatus) -> Iterator[str]:
-    """What has to happen before the wished move starts, and in it."""
-    if spec.rebalance.mode is not RebalanceMode.AUTO:
-        yield "somebody who does it: the operator only recommends in this mode"
-    if last.code is DecisionCode.NOT_PERSISTED:
-        yield f"more decisions that agree; they come every {spec.rebalance.interval}"
-    if last.code is DecisionCode.COOLDOWN and status.moves.last_ended_at is not None:
-        yield f"the pause since the last move, which ended at {status.moves.last_ended_at}"
-    if last.code is DecisionCode.BACK_OFF and status.moves.not_before is not None:
-        yield f"the pause after the roll-back, until {status.moves.not_before}"
-    if last.from_split is not None and last.to_split is not None:
-        for role, before, after in (
-            ("sampler", last.from_split.samplers.gpus, last.to_split.samplers.gpus),
-            ("trainer", last.from_split.trainers.gpus, last.to_split.trainers.gpus),
-        ):
-            if after < before:
-                drained = f", drained for at most {spec.sampler.drain_timeout}" if role == "sampler" else ""
-                yield f"{before - after} GPUs that {role}s give up{drained}"
-    phases = getattr(status.moves, "phases", None)
-    took = [v for v in phases.model_dump().values() if v is not None] if phases is not None else []
-    if took:
-        yield f"about {seconds(sum(took))}, as earlier moves of this job took"
-
-
-def _past(status: RLJobStatus, end: DecisionStatus) -> PastMoveJson:
-    committed = end.code is DecisionCode.MOVE_COMMITTED
-    return PastMoveJson(
-        at=end.at,
-        from_split=None if end.from_split is None else end.from_split.label(),
-        to_split=None if end.to_split is None else end.to_split.label(),
-        committed=committed,
-        why=story.reason_of(status, end) if committed else end.message,
-        predicted_gain=end.predicted_gain,
-        measured_gain=end.measured_gain,
-        cost_seconds=end.cost_seconds,
-    )
-
-
 def _binding(limit: Limit, why: str, unblock: str | None) -> LimitJson:
     return LimitJson(limit=limit, binds=True, why=why, unblock=unblock)
 
@@ -364,8 +294,8 @@ def _shape(limit: Limit, why: str, unblock: str | None) -> LimitJson:
     return LimitJson(limit=limit, binds=False, why=why, unblock=unblock)
 
 
-def explanation_of(document: Mapping[str, Any]) -> ExplanationJson:
-    """The explanation of an RLJob as the API server shows it.
+def explanation_of(document: Mapping[str, Any], now_s: float | None = None) -> ExplanationJson:
+    """The explanation of an RLJob as the API server shows it; ``now_s``: when, if it was just now.
 
     Raises InvalidJobError if its spec can't be read, pydantic.ValidationError if its status is of another version.
     """
@@ -374,4 +304,12 @@ def explanation_of(document: Mapping[str, Any]) -> ExplanationJson:
     job = read_job({key: document[key] for key in document if key != "status"})
     status: RLJobStatus = RLJobStatus.model_validate(document.get("status") or {})
     metadata = document.get("metadata") or {}
-    return explain(str(metadata.get("name", "")), metadata.get("namespace"), job.spec, status)
+    generation = metadata.get("generation")
+    return explain(
+        str(metadata.get("name", "")),
+        metadata.get("namespace"),
+        job.spec,
+        status,
+        generation=int(generation) if isinstance(generation, int) else None,
+        now_s=now_s,
+    )

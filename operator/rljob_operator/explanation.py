@@ -14,6 +14,7 @@ from rljob_planner.api.status import Phase
 class Limit(StrEnum):
     """What may hold a job at its present split."""
 
+    OPERATOR = "Operator"
     SPEC = "Spec"
     STOPPED = "Stopped"
     START = "Start"

@@ -56,13 +56,9 @@ def summary(spec: RLJobSpec, status: RLJobStatus) -> str:
     """What the job does now and what was done to its split, why, and what that gained."""
     if status.phase is Phase.PENDING or status.split is None:
         planned = condition_of(status, ConditionType.PLANNED)
-        return (
-            "Waits for a plan."
-            if planned is None
-            else f"Not planned: {planned.message}."
-            if planned.status == "False"
-            else f"{planned.message}."
-        )
+        if planned is None:
+            return "Waits for its turn to plan: other jobs on the same nodes come first."
+        return f"Not planned: {planned.message}." if planned.status == "False" else f"{planned.message}."
     sentences = [_now(spec, status), *_moved(status)]
     return " ".join(s for s in sentences if s)
 
@@ -76,6 +72,8 @@ def next_step(spec: RLJobSpec, status: RLJobStatus) -> str:
     if status.rebalance is not None:
         return _of_move(status.rebalance)
     if status.split is None:
+        if condition_of(status, ConditionType.PLANNED) is None:
+            return "its first plan, once the jobs before it have theirs, at the latest some seconds after its creation"
         return "a plan, as soon as what stands in its way is gone: the condition Planned says what"
     for kind in (ConditionType.SCHEDULED, ConditionType.READY):
         found = condition_of(status, kind)

@@ -16,6 +16,7 @@ from rljob_operator.explain import OF_CODE, explain, explanation_of
 from rljob_operator.explanation import Limit
 from rljob_operator.holders import Holder, in_words
 from rljob_operator.metrics import OperatorMetrics
+from rljob_operator.observation import epoch_s
 from rljob_planner.api.spec import RLJobSpec
 from rljob_planner.api.status import (
     CalibrationStatus,
@@ -243,7 +244,21 @@ def test_a_job_without_a_plan_says_why() -> None:
     status = RLJobStatus(conditions=(missing,))
     assert story.summary(spec(), status) == "Not planned: needs 16 GPUs: add nodes."
     assert binding(status) is Limit.PLACEMENT
-    assert explain("job", None, spec(), RLJobStatus()).summary == "Waits for a plan."
+    assert explain("job", None, spec(), RLJobStatus()).summary.startswith("Waits for its turn to plan")
+
+
+def test_a_job_that_nobody_looks_at_says_so_first() -> None:
+    check = "check that the operator runs and watches this namespace, and look at its log"
+    nobody = explain("job", "rl", spec(), RLJobStatus()).limits[0]
+    assert (nobody.limit, nobody.binds, nobody.unblock) == (Limit.OPERATOR, True, check)
+    attended = running(wished(DecisionCode.COOLDOWN), observed_generation=2)
+    edited = explain("job", "rl", spec(), attended, generation=3).limits[0]
+    assert (edited.limit, edited.why) == (Limit.OPERATOR, "the last edit of the spec has not been seen yet")
+    seen_s = epoch_s(AT)
+    late = explain("job", "rl", spec(), attended, generation=2, now_s=seen_s + 301.0).limits[0]
+    assert (late.limit, late.why) == (Limit.OPERATOR, "nobody has looked at this job's metrics for 301 s")
+    assert explain("job", "rl", spec(), attended, generation=2, now_s=seen_s + 200.0).limits[0].limit is Limit.COOLDOWN
+    assert explain("job", "rl", spec(), attended, generation=2).limits[0].limit is Limit.COOLDOWN
 
 
 def test_nothing_in_the_sentences_moves_by_itself() -> None:

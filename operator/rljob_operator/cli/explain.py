@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -44,7 +45,7 @@ def explain(
     is_file = job == "-" or Path(job).is_file()
     document = _of_file(job) if is_file else _live(live_name(job) or job, namespace, context)
     try:
-        found = explanation_of(document)
+        found = explanation_of(document, None if is_file else time.time())
     except InvalidJobError as error:
         fail("\n".join(f"{job}: {problem}" for problem in error.problems))
     except ValidationError as error:
