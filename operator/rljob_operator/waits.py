@@ -5,19 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rljob_operator.observation import Observation, epoch_s, some
+from rljob_operator.phases import Targets
 from rljob_operator.victims import leaves, others
 from rljob_planner.api.status import MovePhase, MoveStatus
 
 LAYOUT_LAG_S = 90.0
 """The longest that a mounted ConfigMap lags behind what the API server holds."""
-
-
-@dataclass(frozen=True)
-class Goal:
-    """The replicas that a phase waits to see."""
-
-    samplers: int
-    trainers: int
 
 
 @dataclass(frozen=True)
@@ -36,7 +29,7 @@ class Wait:
 DONE = Wait(done=True)
 
 
-def wait_of(move: MoveStatus, observation: Observation, goal: Goal, *, over_budget: bool = False) -> Wait:
+def wait_of(move: MoveStatus, observation: Observation, goal: Targets, *, over_budget: bool = False) -> Wait:
     """Whether the phase of ``move`` is done; ``goal`` are the replicas that it makes for.
 
     ``over_budget`` says that the split before the move holds more than the budget: nothing then waits longer than what runs on
@@ -142,7 +135,7 @@ def _drained(move: MoveStatus, observation: Observation, over_budget: bool) -> W
     return DONE
 
 
-def _gone(move: MoveStatus, observation: Observation, goal: Goal) -> Wait:
+def _gone(move: MoveStatus, observation: Observation, goal: Targets) -> Wait:
     lingering: list[str] = []
     for role, wanted in (("sampler", goal.samplers), ("trainer", goal.trainers)):
         pods = observation.of(role)
@@ -158,7 +151,7 @@ def _gone(move: MoveStatus, observation: Observation, goal: Goal) -> Wait:
     return DONE
 
 
-def _pods_ready(observation: Observation, goal: Goal) -> Wait:
+def _pods_ready(observation: Observation, goal: Targets) -> Wait:
     missing: list[str] = []
     named: list[str] = []
     for role, wanted in (("sampler", goal.samplers), ("trainer", goal.trainers)):
@@ -173,7 +166,7 @@ def _pods_ready(observation: Observation, goal: Goal) -> Wait:
     return DONE
 
 
-def _verified(move: MoveStatus, observation: Observation, goal: Goal) -> Wait:
+def _verified(move: MoveStatus, observation: Observation, goal: Targets) -> Wait:
     ready = _pods_ready(observation, goal)
     if not ready.done:
         return ready

@@ -12,7 +12,7 @@ from typing import Any
 from unittest import mock
 
 from dev.virtual.cluster import Connection
-from rljob_operator import gate, rebalance, waits
+from rljob_operator import gate, phases, rebalance, waits
 from rljob_operator.acting import Acting
 from rljob_operator.actions import Actions
 from rljob_operator.cluster import PODS, ClusterError, Json
@@ -47,7 +47,12 @@ def _grow_before_gone() -> Iterator[None]:
     def wait(move: MoveStatus, *args: Any, **options: Any) -> Wait:
         return DONE if move.phase is MovePhase.SHRINK else wait_of(move, *args, **options)
 
-    with _patched((gate, "is_held", held), (rebalance, "targets", at_once), (rebalance, "wait_of", wait)):
+    with _patched(
+        (gate, "is_held", held),
+        (phases, "targets", at_once),
+        (rebalance, "targets", at_once),
+        (rebalance, "wait_of", wait),
+    ):
         yield
 
 
@@ -147,7 +152,7 @@ def _shrink_to_nothing() -> Iterator[None]:
         one, other = before.samplers.replicas, after.samplers.replicas
         return Targets(0 if other < one else one, min(before.trainers.replicas, after.trainers.replicas))
 
-    with _patched((rebalance, "_smaller", smaller)):
+    with _patched((phases, "_smaller", smaller)):
         yield
 
 
