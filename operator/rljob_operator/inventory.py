@@ -57,8 +57,6 @@ class Inventory:
     """What was left out and why, sentences for people."""
     holders: tuple[Holder, ...] = ()
     """Who has the GPUs that are taken, the largest first."""
-    plan_first: tuple[str, ...] = ()
-    """``namespace/name`` of the jobs on the same nodes whose turn to plan comes before this one's and has not come yet."""
 
     @property
     def placeable_gpus(self) -> int:
@@ -89,7 +87,8 @@ def take_inventory(
     notes = Notes()
     spec = _readable(spec, notes)
     sites = survey(spec, nodes, uid, census, notes)
-    names, reserving, reserved, plan_first = {}, set(), Counter[str](), []
+    names, reserving, reserved = {}, set(), Counter[str]()
+    left = sum(site.unclaimed for site in sites)
     before = {_uid(job) for job in reservation.ahead(jobs, uid)}
     for job in jobs:
         other, name = _uid(job), reservation.name_of(job)
@@ -98,13 +97,13 @@ def take_inventory(
             continue
         claims, about = claims_of(job, census)
         notes.other.extend(about)
-        if not claims and other in before and not reservation.has_split(job):
+        if not claims and other in before and left > 0 and not reservation.has_split(job):
             claims = minima_of(job, nodes)
-            if reservation.has_its_turn(job) and _shares(job, sites):
-                plan_first.append(name)
         for claim in claims:
             reserving.add(other)
-            reserved[name] += _reserve(claim, sites)
+            gpus = _reserve(claim, sites)
+            reserved[name] += gpus
+            left -= gpus
     resources = gpu_resources(spec)
     _note_waiting(census, {uid, *reserving}, resources, notes)
     notes.other.extend(_claims_note(census.with_claims(uid)))
@@ -132,7 +131,6 @@ def take_inventory(
         trainer_accelerator=accelerators[TRAINER],
         notes=notes.sentences(),
         holders=holders_of(sites, census, uid, names, reserved),
-        plan_first=tuple(plan_first),
     )
 
 
@@ -200,16 +198,6 @@ def _reserve(claim: Claim, sites: Sequence[Site]) -> int:
             left -= 1
             heapq.heappush(by_room, (-sites[i].unclaimed, i))
     return (claim.replicas - left) * claim.gpus_per_replica
-
-
-def _shares(job: Mapping[str, Any], sites: Sequence[Site]) -> bool:
-    """Whether a job may use one of the sites; so it is assumed of one whose spec can't be read."""
-    spec = reservation.spec_of(job)
-    return spec is None or any(
-        selects(spec, role, site.node) and nodes_of(spec, role).gpu_resource == site.resource
-        for site in sites
-        for role in _ROLES
-    )
 
 
 def _neighbours(jobs: Sequence[Mapping[str, Any]], uid: str) -> tuple[Neighbour, ...]:

@@ -50,6 +50,8 @@ class Pass:
     """Events to post: type, reason, message."""
     again_s: float | None = None
     """When the next pass should run at the latest, None for the idle tick."""
+    others_plan_first: Callable[[], bool] = lambda: False
+    """Whether jobs that come before this one on the same nodes still have their first turn to plan."""
     has_quotas: bool = False
     """Whether ResourceQuotas stand in the job's namespace."""
     promise: Callable[[dict[str, Any]], None] = lambda _: None

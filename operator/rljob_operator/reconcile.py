@@ -34,6 +34,7 @@ from rljob_operator.passes import Pass
 from rljob_operator.pools import lost_pools
 from rljob_operator.rebalance import Targets
 from rljob_operator.reporting import Reporting
+from rljob_operator.reservation import others_plan_first
 from rljob_operator.rivals import rivals_of
 from rljob_operator.running import Running
 from rljob_operator.starting import Starting
@@ -179,6 +180,7 @@ class Reconciler:
             workloads=(samplers, trainers),
             lost_pools=lost_pools(job.spec, self._view.all_nodes),
             rivals=rivals_of(job, self._view.autoscalers_of(self._namespace)),
+            others_plan_first=lambda: others_plan_first(raw, self._view.other_jobs(self._uid), self._view.all_nodes()),
             has_quotas=bool(self._view.quotas_of(self._namespace)),
             promise=lambda fields: self._view.promises.sent({**raw, "status": fields}),
         )

@@ -14,7 +14,7 @@ Running pods are never counted against the job that has them: nothing takes them
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,6 +94,25 @@ def has_its_turn(job: Job) -> bool:
     """Whether a job still has its first turn to plan before it: it wants GPUs, and nobody has said yet whether it gets them."""
     conditions = (job.get("status") or {}).get("conditions") or ()
     return wants_gpus(job) and not has_split(job) and not any(c.get("type") == "Planned" for c in conditions)
+
+
+def others_plan_first(own: Job, jobs: Iterable[Job], nodes: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether one of ``jobs`` that may use the same nodes comes before ``own`` and still has its first turn to plan.
+
+    It is asked by every job that waits for its turn, again and again: most often the first node tells.
+    """
+    spec = spec_of(own)
+    return any(
+        _share_nodes(spec, spec_of(job), nodes)
+        for job in jobs
+        if has_its_turn(job) and rank(job) < rank(own) and _uid(job) != _uid(own)
+    )
+
+
+def _share_nodes(one: RLJobSpec | None, other: RLJobSpec | None, nodes: Sequence[Mapping[str, Any]]) -> bool:
+    if one is None or other is None:
+        return True
+    return any(all(any(selects(spec, role, node) for role in _SIDES) for spec in (one, other)) for node in nodes)
 
 
 def claims_of(job: Job, census: Census) -> tuple[tuple[Claim, ...], tuple[str, ...]]:

@@ -14,7 +14,7 @@ from rljob_planner.search import Plan
 
 AT_ONCE_S = 0.0
 
-TURN_S = 0.5
+TURN_S = 1.0
 """How soon to look again whether the jobs that come first have planned."""
 
 PATIENCE_S = 15.0
@@ -38,8 +38,7 @@ class Starting:
 
     async def plan_first(self, this: Pass) -> None:
         """Puts the first split into the status, or says why there is none."""
-        waits_for = this.inventory.plan_first
-        if waits_for and not self._patience_is_over(this):
+        if not self._patience_is_over(this) and this.others_plan_first():
             # Who comes first plans first: what is left for this job is known when they have their split, or their refusal.
             self._waiting.add(this.uid)
             this.soon(TURN_S)

@@ -14,6 +14,7 @@ from rljob_operator.eligibility import selects, untolerated_taints
 from rljob_operator.holders import Holder, in_words
 from rljob_operator.inventory import Inventory, QuotaRoom, shortage, take_inventory
 from rljob_operator.planning import violations
+from rljob_operator.reservation import others_plan_first
 from rljob_planner.api.spec import RLJobSpec
 from rljob_planner.placement import Room
 from tests.operator.objects import SPLIT, UID, job_dict, node, pod, quota, spec, template
@@ -391,7 +392,7 @@ def test_a_split_in_force_is_kept_for_its_job_whoever_comes_first(created: str) 
     other = older("other", created=created, status=split_status(trainers=1))
     inventory = take(nodes=[node("n1")], jobs=[MINE, other])
     assert free(inventory) == {}
-    assert inventory.plan_first == ()
+    assert not others_plan_first(MINE, [other], [node("n1")])
     assert inventory.holders == (Holder("rl/other", 0, 8),)
 
 
@@ -407,31 +408,35 @@ def test_a_split_in_force_is_kept_for_its_job_whoever_comes_first(created: str) 
     ],
 )
 def test_priority_then_age_then_uid_say_who_plans_first(other: dict[str, Any], first: bool) -> None:
-    inventory = take(nodes=[node("n1"), node("n2")], jobs=[MINE, other])
-    assert inventory.plan_first == ((f"rl/{other['metadata']['name']}",) if first else ())
+    nodes = [node("n1"), node("n2")]
+    inventory = take(nodes=nodes, jobs=[MINE, other])
+    assert others_plan_first(MINE, [MINE, other], nodes) is first
     # One trainer of 8 GPUs and one sampler are kept for the job that comes first, on whole nodes as far as that goes.
     assert sum(free(inventory).values()) == (7 if first else 16)
 
 
 def test_minima_stay_kept_for_a_job_that_waits_for_gpus_and_are_no_turn() -> None:
     waits = older(status={"conditions": [{"type": "Planned", "status": "False", "reason": "DoesNotFit"}]})
-    inventory = take(nodes=[node("n1"), node("n2")], pods=[pod("x", 2, node="n1")], jobs=[MINE, waits])
-    assert inventory.plan_first == ()
+    nodes = [node("n1"), node("n2")]
+    inventory = take(nodes=nodes, pods=[pod("x", 2, node="n1")], jobs=[MINE, waits])
+    assert not others_plan_first(MINE, [waits], nodes)
     assert free(inventory) == {"n1": 5}
     assert inventory.holders == (Holder("rl/old", 0, 9), Holder(None, 2))
 
 
 def test_a_job_on_other_nodes_does_not_plan_first() -> None:
     other = older(nodes={"selector": {"pool": "other"}})
-    assert take(nodes=[node("n1"), node("o", labels={"pool": "other"})], jobs=[MINE, other]).plan_first == ("rl/old",)
-    mine = spec(nodes={"selector": {"pool": "mine"}})
+    assert others_plan_first(MINE, [other], [node("n1"), node("o", labels={"pool": "other"})])
+    mine = job_dict(nodes={"selector": {"pool": "mine"}})
     both = [node("m", labels={"pool": "mine"}), node("o", labels={"pool": "other"})]
-    assert take(mine, nodes=both, jobs=[MINE, other]).plan_first == ()
+    assert not others_plan_first(mine, [other], both)
+    other["spec"]["unheardOf"] = True
+    assert others_plan_first(mine, [other], both), "of a spec that can't be read, nothing is known"
 
 
 def test_without_the_job_itself_all_others_count_as_first() -> None:
     other = older("young", created="2027-01-01T00:00:00Z")
-    assert take(nodes=[node("n1"), node("n2")], jobs=[other]).plan_first == ("rl/young",)
+    assert sum(free(take(nodes=[node("n1"), node("n2")], jobs=[other])).values()) == 7
 
 
 def test_a_census_can_be_shared_by_many_inventories() -> None:
