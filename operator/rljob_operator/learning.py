@@ -45,6 +45,8 @@ class Known:
     """What the plan rests on, a sentence each."""
     words: tuple[str, ...] = ()
     """What was there and is not used, and why."""
+    doubts: tuple[str, ...] = ()
+    """What a calibration was measured on and the job is not."""
 
     def spec_of(self, spec: RLJobSpec) -> RLJobSpec:
         """The spec with the lengths that earlier runs measured."""
@@ -56,6 +58,8 @@ class Known:
             this.update(learned=self.learned)
         for word in self.words:
             this.said.append(("Normal", "ProfileIgnored", word))
+        for doubt in self.doubts:
+            this.said.append(("Warning", "CalibrationDiffers", doubt))
         if self.lesson is None:
             return
         cost_s = rounded(self.lesson.move_cost_s, 3)
@@ -76,6 +80,7 @@ class Learning:
         measured: Calibration | None = None
         sources: list[str] = []
         words: list[str] = []
+        doubts: list[str] = []
         wished = this.spec.calibration
         if wished is not None:
             found = await self._calibration(this, wished.config_map)
@@ -83,14 +88,14 @@ class Learning:
                 return found
             measured = found
             sources.append(f"ConfigMap {wished.config_map}: speeds measured before the run")
-            words += _unlike(this, measured, wished.config_map)
+            doubts = _unlike(this, measured, wished.config_map)
         lesson = await self._lesson(this, measured, words)
         calibration = measured or Calibration()
         if lesson is not None:
             calibration = profiles.calibration_of(lesson, this.now_s, calibration)
             sources.append(lesson.words())
         learned = profiles.learned_status(lesson, None if wished is None else wished.config_map, measured)
-        return Known(calibration, lesson, learned, tuple(sources), tuple(words))
+        return Known(calibration, lesson, learned, tuple(sources), tuple(words), tuple(doubts))
 
     async def after_run(self, this: Pass) -> None:
         """Keeps what the run measured; raises ClusterError where trying again may help."""

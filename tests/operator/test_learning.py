@@ -241,4 +241,7 @@ async def test_a_calibration_is_a_source_and_its_constants_are_kept() -> None:
 async def test_a_calibration_of_another_model_is_said() -> None:
     other = CALIBRATION.replace("Qwen/Qwen3-8B", "Qwen/Qwen3-32B")
     found = await known(with_config_map({"calibration.yaml": other}), a_pass(calibration={"configMap": "speeds"}))
-    assert "was measured with model Qwen/Qwen3-32B" in found.words[0]
+    assert "was measured with model Qwen/Qwen3-32B" in found.doubts[0]
+    this = a_pass()
+    found.started(this)
+    assert this.said[0][:2] == ("Warning", "CalibrationDiffers")
