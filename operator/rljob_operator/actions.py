@@ -16,6 +16,7 @@ from typing import Any
 
 from rljob_operator import children, gate
 from rljob_operator.cluster import EVENTS, PODS, Api, ClusterError, Json, preconditions, resource_of, version_of
+from rljob_operator.companions import SANDBOX
 from rljob_operator.drift import APPLIED_ANNOTATION
 from rljob_operator.fence import held_by_another
 from rljob_operator.layout import LAYOUT_FILE
@@ -140,7 +141,8 @@ class Actions:
         wanted = (targets.samplers, targets.trainers)
         for live, kind, replicas in zip(workloads, kinds, wanted, strict=True):
             if live is not None and not (down_only and replicas > int(live["spec"].get("replicas", 1))):
-                await self._scale({"apiVersion": "apps/v1", "kind": kind, "metadata": live["metadata"]}, live, replicas)
+                workload = {"apiVersion": "apps/v1", "kind": kind, "metadata": live["metadata"]}
+                await self._scale(workload, dict(live), replicas)
 
     async def _scale(self, obj: Json, live: Json, replicas: int) -> None:
         latest = self._latest(obj, live)
@@ -189,7 +191,9 @@ class Actions:
         live = self._view.child(self._uid, "ConfigMap", children.layout_name(job))
         written = await self._apply(children.layout_config_map(job, text), live)
         self._layout, self._layout_version = readable_layout(text), version_of(written)
-        held = (pod for pod in pods if gate.is_held(pod) and not gate.is_terminating(pod))
+        # Sandboxes see no layout, and there may be hundreds.
+        told = (pod for pod in pods if gate.role_of(pod) != SANDBOX)
+        held = (pod for pod in told if gate.is_held(pod) and not gate.is_terminating(pod))
         self._untouched = {gate.uid_of(pod): generation for pod in held}
 
     async def touch(self, pods: Iterable[Json]) -> bool:

@@ -246,10 +246,7 @@ def _at_limit(factor: float) -> bool:
 
 def _predicted_iteration_s(job: Job, split: Split, reading: SamplerReading) -> float:
     """Seconds of a step by the uncalibrated model, the prefill of the samples that start meanwhile included."""
-    top = max(1, math.ceil(reading.running_per_replica))
-    cost = job.decode_cost(split.samplers.tensor_parallel, top, 1.0)
-    prefill_s = reading.running_per_replica / job.lengths.mean() * cost.prefill_s_per_sample
-    return cost.iteration_s(reading.running_per_replica, reading.resident_tokens_per_replica) + prefill_s
+    return job.iteration_s(split.samplers, reading.running_per_replica, reading.resident_tokens_per_replica)
 
 
 def _predicted_step_s(job: Job, split: Split, reading: TrainerReading) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -72,7 +71,4 @@ def _iteration_s(job: Job, split: Split, seen: Observation, calibration: Calibra
         running = seen.running.value / seen.samplers
     if running <= 0:
         return None
-    width = split.samplers.tensor_parallel
-    cost = job.decode_cost(width, max(1, math.ceil(running)), calibration.sampler_factor)
-    prefill_s = running / job.lengths.mean() * cost.prefill_s_per_sample
-    return cost.iteration_s(running, running * job.context_tokens) + prefill_s
+    return job.iteration_s(split.samplers, running, running * job.context_tokens, calibration.sampler_factor)

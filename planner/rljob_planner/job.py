@@ -22,7 +22,7 @@ from rljob_planner.placement import Room
 from rljob_planner.precision import WeightFormat
 from rljob_planner.serving import weight_format_of
 from rljob_planner.simulate import DecodeCost, SimulationInput, TrainCost
-from rljob_planner.split import Split, TrainerSplit
+from rljob_planner.split import SamplerSplit, Split, TrainerSplit
 from rljob_planner.steptime import Engine, decode_cost
 from rljob_planner.training import TrainerSetup, train_cost, training_efficiency, weight_sync_s
 
@@ -232,7 +232,8 @@ class Job:
         offload_s = self._offload_s(split) if colocated else 0.0
         spec = self.spec
         queue, environment, turns = spec.queue, spec.workload.environment, self.simulated_turns
-        kv_tokens, decode = self._samplers(split, calibration.sampler_speed * decode_speed)
+        speed = calibration.sampler_speed * decode_speed
+        kv_tokens, decode = self.samplers_of(split.samplers, speed, split.in_flight)
         return SimulationInput(
             mode=split.mode,
             replicas=split.samplers.replicas,
@@ -269,23 +270,40 @@ class Job:
             self._pools[name] = Job(self.spec, self.model, on, self.lengths, calibration)
         return self._pools[name]
 
-    def unlike(self, split: Split) -> tuple[str, ...]:
-        """The GPU types that a split's samplers run on, where they span pools."""
-        used = (pool.name for pool in split.samplers.pools or () if pool.replicas > 0)
-        return tuple(dict.fromkeys(self.accelerators.of_pool(name).name for name in used))
+    def unlike(self, samplers: SamplerSplit) -> tuple[str, ...]:
+        """The GPU types that samplers run on, where they span pools."""
+        return tuple(dict.fromkeys(job.accelerators.sampler.name for _, job in self._parts(samplers)))
 
-    def _samplers(self, split: Split, factor: float) -> tuple[int, DecodeCost]:
-        """KV room and cost of a replica; where the split spans pools of unlike GPUs, of the mean replica (``pools``)."""
-        s = split.samplers
-        parts = [(pool.replicas, self.of_pool(pool.name)) for pool in s.pools or () if pool.replicas > 0]
-        if len(self.unlike(split)) < 2:
-            alone = parts[0][1] if parts else self
+    def _parts(self, samplers: SamplerSplit) -> list[tuple[int, Job]]:
+        """Replicas by pool, and the job as it is there; one part for samplers that know no pools."""
+        found = [(pool.replicas, self.of_pool(pool.name)) for pool in samplers.pools or () if pool.replicas > 0]
+        return found or [(samplers.replicas, self)]
+
+    def iteration_s(self, s: SamplerSplit, running: float, resident_tokens: float, factor: float = 1.0) -> float:
+        """Mean seconds between two tokens of a sample on a replica that runs so many, the prefill of those that start meanwhile included.
+
+        Over pools of unlike GPUs the mean over the replicas, as their metrics give it.
+        """
+        total, top = 0.0, max(1, math.ceil(running))
+        for replicas, job in self._parts(s):
+            cost = job.decode_cost(s.tensor_parallel, top, factor)
+            prefill_s = running / self.lengths.mean() * cost.prefill_s_per_sample
+            total += replicas * (cost.iteration_s(running, resident_tokens) + prefill_s)
+        return total / sum(replicas for replicas, _ in self._parts(s))
+
+    def samplers_of(self, s: SamplerSplit, factor: float, in_flight: int | None = None) -> tuple[int, DecodeCost]:
+        """KV room and cost of a replica; where samplers span pools of unlike GPUs, of the mean replica (``pools``)."""
+        parts = self._parts(s)
+        if len(self.unlike(s)) < 2:
+            alone = parts[0][1]
             return alone.kv_tokens(s.tensor_parallel), alone.decode_cost(s.tensor_parallel, s.max_running, factor)
         from rljob_planner.pools import mixed
 
         costs = [(n, job.decode_cost(s.tensor_parallel, s.max_running, factor)) for n, job in parts]
         kv = sum(n * job.kv_tokens(s.tensor_parallel) for n, job in parts) // sum(n for n, _ in parts)
-        operating = min(s.max_running, split.in_flight / s.replicas, kv / self.context_tokens)
+        operating = min(s.max_running, kv / self.context_tokens)
+        if in_flight is not None:
+            operating = min(operating, in_flight / s.replicas)
         return kv, mixed(costs, self.context_tokens, operating)
 
     def _offload_s(self, split: Split) -> float:

@@ -88,10 +88,10 @@ def most_in_flight(job: Job, layout: Layout, slack: float = 1.0) -> int:
     ``slack`` above 1 lets some wait: groups leave one sample at a time and enter whole, so that without any waiting slots stay empty.
     """
     samplers = layout.samplers
-    slots = min(samplers.max_running, job.kv_tokens(samplers.tensor_parallel) / job.context_tokens)
+    kv_tokens, cost = job.samplers_of(samplers, 1.0)
+    slots = min(samplers.max_running, kv_tokens / job.context_tokens)
     room = samplers.replicas * slots
     if job.away_s > 0.0:
-        cost = job.decode_cost(samplers.tensor_parallel, samplers.max_running, 1.0)
         served = room / (cost.iteration_s(slots, slots * job.context_tokens) * job.lengths.mean())
         if job.sandbox_limit is not None:
             served = min(served, job.sandbox_limit / job.away_s)

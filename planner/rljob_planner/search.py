@@ -360,5 +360,5 @@ def _notes(
             f"than the factor says: {means}"
         )
     notes.append(sandbox_note(best, environments))
-    notes.append(mixed_note(job.unlike(best.split)))
+    notes.append(mixed_note(job.unlike(best.split.samplers)))
     return tuple(note for note in notes if note)

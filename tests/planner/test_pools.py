@@ -17,7 +17,7 @@ from rljob_planner.outcome import Plan
 from rljob_planner.placement import Room, packs, rooms_of
 from rljob_planner.pools import PoolSpeed, allocations, chosen, mixed
 from rljob_planner.search import evaluate, plan
-from rljob_planner.split import PoolSplit, Split
+from rljob_planner.split import PoolSplit, SamplerSplit, Split
 from tests.planner.specs import spec
 
 NEAR = {"name": "near", "selector": {"zone": "a"}}
@@ -179,6 +179,19 @@ def test_a_mixed_fleet_lies_between_its_pure_ones_and_says_so() -> None:
     assert by_pool(unlike.split)["near"] == 4
     assert any("mean speed" in note for note in unlike.notes)
     assert both.cost is None or both.cost > 0
+
+
+def test_a_mixed_fleet_that_runs_as_predicted_needs_no_correction() -> None:
+    job = mixed_job()
+    pools = (PoolSplit(name="near", replicas=3), PoolSplit(name="far", replicas=1))
+    samplers = SamplerSplit(replicas=4, gpus_per_replica=1, tensor_parallel=1, max_running=128, pools=pools)
+    held = 40 * job.context_tokens
+    costs = [job.of_pool(name).decode_cost(1, 40, 1.0) for name in ("near", "far")]
+    each = [c.iteration_s(40, held) + 40 / job.lengths.mean() * c.prefill_s_per_sample for c in costs]
+    # What Prometheus gives is the mean over the pods.
+    assert job.iteration_s(samplers, 40, held) == pytest.approx((3 * each[0] + each[1]) / 4)
+    alone = samplers.model_copy(update={"pools": None})
+    assert job.iteration_s(alone, 40, held) == pytest.approx(each[0])
 
 
 def test_a_pool_whose_gpus_do_not_hold_the_model_is_left_out_with_a_reason() -> None:
