@@ -62,13 +62,27 @@ def targets_of(
     if status.split is None:
         return None
     if not stopping(spec, status):
-        return rebalance.targets(status.split, status.rebalance)
+        return _above_minima(spec, status, rebalance.targets(status.split, status.rebalance), workloads)
     samplers, trainers = (None if each is None else int(each["spec"].get("replicas", 1)) for each in workloads)
     if not samplers and not trainers:
         return NOTHING
     if has_drained(spec, status, pods, telemetry, now_s):
         return NOTHING
     return Targets(samplers or 0, trainers or 0)
+
+
+def _above_minima(spec: RLJobSpec, status: RLJobStatus, wished: Targets, workloads: Workloads) -> Targets:
+    """The replicas wished, without a scale-down below a minimum.
+
+    A pass acts on what is persisted before it looks, and a minimum may have been raised since: what is there then stays until the look
+    has taken a new way. Trainers that restart all go before any comes again.
+    """
+    restarts = status.rebalance is not None and status.rebalance.restart
+    samplers, trainers = (0 if each is None else int(each["spec"].get("replicas", 1)) for each in workloads)
+    return Targets(
+        max(wished.samplers, min(samplers, spec.sampler.min_replicas)),
+        wished.trainers if restarts else max(wished.trainers, min(trainers, spec.trainer.min_replicas)),
+    )
 
 
 @dataclass(frozen=True)

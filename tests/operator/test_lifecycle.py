@@ -88,6 +88,23 @@ def test_a_running_job_has_its_split() -> None:
     assert lifecycle.targets_of(spec(), RLJobStatus(split=SPLIT), PODS, None, live(1, 1), NOW_S) == Targets(2, 1)
 
 
+def test_nothing_is_scaled_below_a_minimum_that_was_raised_meanwhile() -> None:
+    template = {"spec": {"containers": [{"name": "c", "image": "i"}]}}
+    raised = spec(
+        gpus=64,
+        sampler={"minReplicas": 5, "template": template},
+        trainer={"minReplicas": 2, "template": template},
+    )
+    state = RLJobStatus(split=SPLIT)
+
+    def targets(samplers: int, trainers: int) -> Targets | None:
+        return lifecycle.targets_of(raised, state, PODS, None, live(samplers, trainers), NOW_S)
+
+    assert targets(8, 3) == Targets(5, 2)
+    # What is there no more is not made anew for the minimum alone: the split that keeps it is planned first.
+    assert targets(1, 1) == Targets(2, 1)
+
+
 @pytest.mark.parametrize(
     ("metrics", "targets"),
     [
