@@ -48,6 +48,10 @@ TOUCHES_AT_ONCE = 16
 HELD_BY_ANOTHER = "HeldByAnother"
 """Reason of the conflict that ends a pass which read an object with the mark of another holding."""
 
+AGAIN_S = 60.0
+"""Shortest time between two take-overs of one job under one holding: two installations that both watch a job would take it from each
+other without end, each waking the other."""
+
 TRIES = 5
 """How often a touch reads an object again that changes at the same moment."""
 
@@ -94,6 +98,10 @@ class Fence:
     def token(self) -> str | None:
         """The present holding as one word."""
         return None if self._holding is None else self._holding.token
+
+    def now_s(self) -> float:
+        """The fence's clock in seconds."""
+        return self._clock()
 
     def open(self, holding: Holding, until_s: float) -> None:
         """Lets writes pass under a holding until ``until_s``; called again to prolong it."""
@@ -203,16 +211,28 @@ class TakeOver:
         self._fence = fence
         self._confirm = confirm
         self._touching = asyncio.Semaphore(TOUCHES_AT_ONCE)
+        self._taken: dict[tuple[str, str], float] = {}
+        """When jobs were taken over, by uid and holding."""
 
     async def __call__(self, raw: Json, *, anew: bool = False) -> Json:
         """The RLJob as it stands under the present holding; takes it over if it stands under none or another, or ``anew``.
 
-        Its children come first and the job last, so that what was begun is begun anew wherever it was cut off. Raises a
-        conflict if the Lease is not held any more, or if others write too busily.
+        Its children come first and the job last, so that what was begun is begun anew wherever it was cut off. Raises a conflict if the
+        Lease is not held any more, or if others write too busily, and ClusterError 412 if another operator that holds another Lease
+        has just taken the job.
         """
         token = self._fence.token
         if token is None or ((raw.get("status") or {}).get("holder") == token and not anew):
             return raw
+        holder = (raw.get("status") or {}).get("holder")
+        uid, now = str(raw["metadata"]["uid"]), self._fence.now_s()
+        if holder not in (None, token) and now < self._taken.get((uid, token), -AGAIN_S) + AGAIN_S:
+            raise ClusterError(
+                412,
+                "TwoInstallations",
+                f"another operator, {holder}, has taken this job from this one, {token}: two installations watch the same "
+                "namespaces; set RLJOB_OPERATOR_NAMESPACES so that each job has one, or give both the same Lease",
+            )
         # The mark may be that of a successor: then it is not for us to take it off again.
         if not await self._confirm():
             raise ClusterError(409, "NotLeading", "another operator holds the Lease")
@@ -228,7 +248,9 @@ class TakeOver:
             )
         )
         status = {**(raw.get("status") or {}), "holder": token}
-        return await self._cluster.put_status(RLJOBS, namespace, str(meta["name"]), {**raw, "status": status})
+        taken = await self._cluster.put_status(RLJOBS, namespace, str(meta["name"]), {**raw, "status": status})
+        self._taken = {key: at for key, at in self._taken.items() if key[1] == token} | {(uid, token): now}
+        return taken
 
     async def _touch(self, kind: Resource, obj: Json, token: str) -> None:
         namespace, name = str(obj["metadata"]["namespace"]), str(obj["metadata"]["name"])

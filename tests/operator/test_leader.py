@@ -13,7 +13,7 @@ from dev.virtual.clock import VirtualClock
 from dev.virtual.cluster import NAMESPACE, Passage, VirtualCluster
 from rljob_operator.cluster import CONFIG_MAPS, LEASES, PODS, RLJOBS, ClusterError, preconditions
 from rljob_operator.config import Config, LeaseConfig
-from rljob_operator.fence import HOLDER, Fence, Fenced, Holding, TakeOver
+from rljob_operator.fence import AGAIN_S, HOLDER, Fence, Fenced, Holding, TakeOver
 from rljob_operator.gate import UID_LABEL
 from rljob_operator.leader import Elector
 from rljob_operator.view import View
@@ -283,6 +283,33 @@ def test_a_job_that_was_taken_over_is_not_taken_over_again(world: World) -> None
     assert world.cluster.store.version == before
 
 
+def test_two_installations_do_not_take_a_job_from_each_other_without_end(world: World) -> None:
+    world.now_s = 1000.0
+    world.hold("ours")
+    world.run(lambda: world.take_over(world.job()))
+
+    def others() -> Json:
+        status = {**world.job()["status"], "holder": "theirs/9"}
+        return world.cluster.store.put_status("rljobs", NAMESPACE, "mine", {**world.job(), "status": status})
+
+    others()
+    error = world.run(lambda: world.take_over(world.job()))
+    assert isinstance(error, ClusterError)
+    assert error.reason == "TwoInstallations"
+    assert "theirs/9" in error.message
+    assert world.job()["status"]["holder"] == "theirs/9"
+    world.now_s += AGAIN_S
+    world.hold("ours")
+    assert world.run(lambda: world.take_over(world.job()))["status"]["holder"] == "ours/1", (
+        "the others may be gone by now"
+    )
+    others()
+    world.hold("ours", 2)
+    assert world.run(lambda: world.take_over(world.job()))["status"]["holder"] == "ours/2", (
+        "a new holding takes at once"
+    )
+
+
 def test_a_mark_that_somebody_set_by_hand_is_replaced_when_it_is_taken_over_anew(world: World) -> None:
     world.hold("second")
     taken = world.run(lambda: world.take_over(world.job()))
@@ -307,10 +334,13 @@ def test_a_touch_that_meets_a_successors_mark_leaves_it(world: World) -> None:
 def test_a_take_over_that_was_cut_off_is_begun_anew(world: World) -> None:
     world.hold("second")
     connection = world.cluster.connect("replica", lambda verb, plural, name: _no_status(verb))
-    error = world.run(lambda: TakeOver(Fenced(connection, world.fence), world.fence, world._confirm)(world.job()))
+    take_over = TakeOver(Fenced(connection, world.fence), world.fence, world._confirm)
+    world.cluster.store.put_status("rljobs", NAMESPACE, "mine", {**world.job(), "status": {"holder": "first/0"}})
+    error = world.run(lambda: take_over(world.job()))
     assert isinstance(error, ClusterError)
-    assert "holder" not in (world.job().get("status") or {})
-    assert world.run(lambda: world.take_over(world.job()))["status"]["holder"] == "second/1"
+    assert world.job()["status"]["holder"] == "first/0"
+    connection.passages = None
+    assert world.run(lambda: take_over(world.job()))["status"]["holder"] == "second/1"
 
 
 def _no_status(verb: str) -> Passage:
