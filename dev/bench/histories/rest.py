@@ -45,7 +45,7 @@ def _of_job(cluster: VirtualCluster, job: Json) -> str | None:
     if split is None or _breaks(spec, split):
         # A spec that no split can keep on these nodes is a person's to change: it only has to be said.
         if planned is not None and planned["status"] == "False":
-            return None
+            return f"no split, although one fits: {planned['message']}" if _surely_fits(cluster, job) else None
         return (
             "no split in force keeps the spec, and nobody says why"
             if split is None
@@ -121,6 +121,27 @@ def _layout(cluster: VirtualCluster, job: Json, split: Json) -> str | None:
     if told - there or (all_there and told != there):
         return f"the layout names {sorted(told)}, there are {sorted(there)}"
     return None
+
+
+def _surely_fits(cluster: VirtualCluster, job: Json) -> bool:
+    """Whether the minima of a job fit its nodes beyond doubt: it has them for itself, and its trainers may change."""
+    spec = job["spec"]
+    if len(list(cluster.store.all("rljobs"))) > 1 or spec["trainer"].get("resize") == "fixed":
+        return False
+    free = [int(node["status"]["allocatable"]["nvidia.com/gpu"]) for node in cluster.store.all("nodes")]
+    pods = [
+        int(spec[role]["gpusPerReplica"])
+        for role in ("trainer", "sampler")
+        for _ in range(int(spec[role].get("minReplicas", 1)))
+    ]
+    if sum(pods) > spec["gpus"]:
+        return False
+    for width in sorted(pods, reverse=True):
+        place = next((i for i, left in enumerate(free) if left >= width), None)
+        if place is None:
+            return False
+        free[place] -= width
+    return True
 
 
 def _has_no_node(pod: Json) -> bool:
