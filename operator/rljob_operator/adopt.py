@@ -49,19 +49,7 @@ class Side:
 
     def label_selector(self) -> str:
         """Its label selector as a query writes it; empty if it selects nothing."""
-        parts = [f"{key}={value}" for key, value in (self.selector.get("matchLabels") or {}).items()]
-        for expression in self.selector.get("matchExpressions") or ():
-            key, values = expression.get("key"), ",".join(expression.get("values") or ())
-            match expression.get("operator"):
-                case "In":
-                    parts.append(f"{key} in ({values})")
-                case "NotIn":
-                    parts.append(f"{key} notin ({values})")
-                case "Exists":
-                    parts.append(str(key))
-                case "DoesNotExist":
-                    parts.append(f"!{key}")
-        return ",".join(parts)
+        return selector_text(self.selector)
 
     def argument(self, *names: str) -> int | None:
         """The number that an argument of its first container states, None if none of ``names`` does."""
@@ -75,6 +63,23 @@ class Side:
                 if value is not None and value.isdigit() and int(value) > 0:
                     return int(value)
         return None
+
+
+def selector_text(selector: Mapping[str, Any]) -> str:
+    """A label selector as a query writes it; empty if it selects nothing."""
+    parts = [f"{key}={value}" for key, value in (selector.get("matchLabels") or {}).items()]
+    for expression in selector.get("matchExpressions") or ():
+        key, values = expression.get("key"), ",".join(expression.get("values") or ())
+        match expression.get("operator"):
+            case "In":
+                parts.append(f"{key} in ({values})")
+            case "NotIn":
+                parts.append(f"{key} notin ({values})")
+            case "Exists":
+                parts.append(str(key))
+            case "DoesNotExist":
+                parts.append(f"!{key}")
+    return ",".join(parts)
 
 
 def read_side(spec: RLJobSpec, role: str, ref: TargetRef, workload: Mapping[str, Any] | None) -> Side | Verdict:

@@ -56,6 +56,8 @@ def test_a_finished_run_leaves_a_profile_and_the_next_plan_names_it(rig: Rig) ->
     assert 1 <= len(run["lengths"]) <= 32
     assert any(e["reason"] == "ProfileKept" and name in e["message"] for e in rig.events("first"))
     assert "ownerReferences" not in profile["metadata"], "it outlives its job"
+    listed = rig.plane.kubectl("get", "rljobprofiles", "-n", rig.namespace).stdout
+    assert [name, "first"] == [listed.splitlines()[1].split()[i] for i in (0, 4)], listed
 
     eventually(lambda: not rig.objects("pods"), "all GPUs are freed", timeout_s=60)
     rig.plane.kubectl("delete", "rljob", "first", "-n", rig.namespace)

@@ -217,3 +217,30 @@ def test_a_live_job_is_explained_from_its_own_status(api: Api) -> None:
     assert found["limits"][0] == {"limit": "Balance", "binds": True, "why": "the split is the best", "unblock": None}
     assert api.asked == [f"{JOBS}/mine"], "nodes, pods and Prometheus are not asked"
     assert run("explain", "rljob/other").exit_code == 2
+
+
+def test_an_adopted_job_is_planned_on_what_its_workloads_hold(api: Api) -> None:
+    def workload(app: str, replicas: int, gpus: int) -> dict[str, Any]:
+        container = {"name": "c", "resources": {"limits": {"nvidia.com/gpu": gpus}}}
+        template = {"spec": {"containers": [container]}}
+        return {"spec": {"replicas": replicas, "selector": {"matchLabels": {"app": app}}, "template": template}}
+
+    job = job_dict(gpus=16)
+    job["spec"] |= {
+        "sampler": {"targetRef": {"kind": "Deployment", "name": "rollout"}},
+        "trainer": {"targetRef": {"kind": "StatefulSet", "name": "learner"}},
+        "rebalance": {"mode": "Recommend"},
+    }
+    theirs = [pod(f"learner-{i}", 8, node=f"n{i}") for i in range(2)]
+    for each in theirs:
+        each["metadata"]["uid"] = f"uid-{each['metadata']['name']}"
+    api.holds(job, [node(f"n{i}", labels=ACCELERATED) for i in range(2)], theirs)
+    workloads, pods = "/apis/apps/v1/namespaces/rl", "/api/v1/namespaces/rl/pods"
+    api.objects |= {f"{workloads}/deployments/rollout": workload("rollout", 0, 4), pods: {"items": []}}
+    missing = run("plan", "rljob/mine")
+    assert missing.exit_code == 2
+    assert "StatefulSet learner, the trainers' targetRef, is not there" in missing.stderr
+    api.objects |= {f"{workloads}/statefulsets/learner": workload("learner", 2, 8), pods: {"items": theirs}}
+    split = planned("rljob/mine")["split"]
+    assert split["samplers"]["gpusPerReplica"] == 4
+    assert split["trainers"] | {"replicas": 1, "gpusPerReplica": 8} == split["trainers"]

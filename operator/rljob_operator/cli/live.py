@@ -13,8 +13,10 @@ from rljob_operator.cli.cases import Case, Options
 from rljob_operator.cli.console import OPERATOR_EXTRA, fail
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
+    from collections.abc import Awaitable, Mapping
 
+    from rljob_operator.cluster import Cluster
+    from rljob_planner.api.spec import RLJobSpec
     from rljob_planner.api.status import RLJobStatus
 
 _LEAST_STEPS = 1
@@ -29,6 +31,8 @@ class Seen(NamedTuple):
     pods: list[dict[str, Any]]
     quotas: list[dict[str, Any]]
     jobs: list[dict[str, Any]]
+    adopted: tuple[tuple[dict[str, Any], list[dict[str, Any]]], ...] = ()
+    """The workloads that the job adopts, samplers first, each with its pods; empty for other jobs."""
 
 
 def live_case(name: str, options: Options) -> Case:
@@ -74,7 +78,8 @@ def case_from(name: str, seen: Seen, options: Options) -> Case:
     from rljob_operator.planning import limited
 
     uid = str(seen.job["metadata"].get("uid", ""))
-    inventory = take_inventory(job.spec, uid, seen.nodes, seen.pods, seen.quotas, seen.jobs)
+    spec, pods = _with_adopted(source, job.spec, uid, seen)
+    inventory = take_inventory(spec, uid, seen.nodes, pods, seen.quotas, seen.jobs)
     if not inventory.rooms:
         why = "; ".join(inventory.notes) or "no node has GPUs that its pods may use"
         fail(f"{source}: {why}; describe nodes with --nodes to plan for them all the same")
@@ -85,7 +90,31 @@ def case_from(name: str, seen: Seen, options: Options) -> Case:
     if options.accelerator is not None:
         words.append(f"planned for {options.accelerator}, as --accelerator says, whatever the nodes are labelled")
         rooms = tuple(replace(room, accelerator=None) for room in rooms)
-    return replace(case, spec=limited(job.spec, inventory), rooms=rooms, words=(*words, *case.words))
+    return replace(case, spec=limited(spec, inventory), rooms=rooms, words=(*words, *case.words))
+
+
+def _with_adopted(
+    source: str, spec: RLJobSpec, uid: str, seen: Seen
+) -> tuple[RLJobSpec, list[dict[str, Any]] | list[Mapping[str, Any]]]:
+    """The spec with the shapes of the workloads that it adopts, and all pods, theirs as pods of the job."""
+    if not spec.adopts:
+        return spec, seen.pods
+    from rljob_operator import adopt
+    from rljob_operator.status import Verdict
+
+    refs = (("sampler", spec.sampler.target_ref), ("trainer", spec.trainer.target_ref))
+    workloads = [workload for workload, _ in seen.adopted] + [None, None]
+    sides = [adopt.read_side(spec, role, ref, live) for (role, ref), live in zip(refs, workloads, strict=False) if ref]
+    for side in sides:
+        if isinstance(side, Verdict):
+            fail(f"{source}: {side.message}")
+    samplers, trainers = (side for side in sides if not isinstance(side, Verdict))
+    mine = [
+        pod
+        for side, (_, pods) in zip((samplers, trainers), seen.adopted, strict=True)
+        for pod in adopt.labelled(pods, side.role, "", uid)
+    ]
+    return adopt.described(spec, samplers, trainers), adopt.in_place(seen.pods, mine)
 
 
 def _as_it_runs(case: Case, status: dict[str, Any]) -> Case:
@@ -171,9 +200,31 @@ async def look(name: str, namespace: str | None, survey: bool, context: str | No
             await readable("pods of all namespaces", cluster.list(PODS, None, "")),
             await readable(f"resourcequotas in {where}", cluster.list(quotas, where, "")),
             await readable("rljobs of all namespaces", cluster.list(RLJOBS, None, "")),
+            await _adopted(cluster, where, job),
         )
     finally:
         await cluster.close()
+
+
+async def _adopted(
+    cluster: Cluster, namespace: str, job: dict[str, Any]
+) -> tuple[tuple[dict[str, Any], list[dict[str, Any]]], ...]:
+    """The workloads that a job adopts, up to the first that is not there, each with its pods."""
+    from rljob_operator.adopt import selector_text
+    from rljob_operator.cluster import PODS, Resource
+
+    found = []
+    for role in ("sampler", "trainer"):
+        ref = ((job.get("spec") or {}).get(role) or {}).get("targetRef")
+        if ref is None:
+            break
+        workloads = Resource("apps/v1", f"{ref['kind'].lower()}s")
+        workload = await cluster.get(workloads, namespace, ref["name"])
+        if workload is None:
+            break
+        selector = selector_text((workload.get("spec") or {}).get("selector") or {})
+        found.append((workload, await cluster.list(PODS, namespace, selector) if selector else []))
+    return tuple(found)
 
 
 def _current_namespace(context: str | None) -> str:

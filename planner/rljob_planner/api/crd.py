@@ -138,10 +138,16 @@ PROFILE_COLUMNS: tuple[Mapping[str, Any], ...] = (
         "description": "GPU of the trainers.",
     },
     {
-        "name": "Runs",
+        "name": "Last-Run",
         "type": "string",
-        "jsonPath": ".spec.runs[*].job",
-        "description": "The jobs whose runs it keeps.",
+        "jsonPath": ".spec.runs[-1:].job",
+        "description": "The job whose run ended last.",
+    },
+    {
+        "name": "Ended",
+        "type": "date",
+        "jsonPath": ".spec.runs[-1:].endedAt",
+        "description": "How long ago it ended.",
     },
     {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"},
 )
