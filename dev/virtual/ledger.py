@@ -45,7 +45,7 @@ class Ledger:
         self._held: dict[str, dict[str, int]] = defaultdict(dict)
         self._nodes: dict[str, dict[str, int]] = defaultdict(dict)
         self._specs: dict[str, list[tuple[float, Json]]] = defaultdict(list)
-        self._written_replicas: dict[str, int] = {}
+        self._written_replicas: dict[tuple[str, str], int] = {}
         self._known: tuple[float, dict[str, float]] | None = None
         cluster.store.watch(self._seen)
 
@@ -83,12 +83,12 @@ class Ledger:
         labels = now["metadata"].get("labels") or {}
         uid, role = labels.get(_UID, ""), labels.get("rljob.dev/role", "")
         was, replicas = before.get(now["metadata"]["uid"]), int(now["spec"].get("replicas", 1))
-        own = self._written_replicas.get(now["metadata"]["uid"])
-        self._written_replicas[now["metadata"]["uid"]] = replicas
+        own = self._written_replicas.get((uid, role))
+        self._written_replicas[uid, role] = replicas
         if role not in _ROLES or not self._specs[uid] or (was is not None and replicas >= was):
             return
         if own is not None and replicas >= own:
-            # Somebody else had scaled it up, and it is restored to what it was before the minimum was raised.
+            # Somebody else had scaled it up or deleted it, and it is restored to what it was before the minimum was raised.
             return
         specs = self._in_force(uid, known_s)
         job = next((j for j in self._cluster.store.all("rljobs") if j["metadata"]["uid"] == uid), None)

@@ -308,7 +308,10 @@ def _foreign(live: Any, before: Any) -> bool:
 
 
 def _pod_may_change(old: Json, new: Json) -> None:
-    """What the API server lets anybody change in a pod's spec: gates can be taken off, the scheduler binds it once."""
+    """What the API server lets anybody change in a pod's spec.
+
+    Gates can be taken off, while there are any its node selector may be narrowed, and the scheduler binds it once.
+    """
     if old.get("spec") == new.get("spec"):
         return
     name = old["metadata"]["name"]
@@ -316,6 +319,10 @@ def _pod_may_change(old: Json, new: Json) -> None:
     had, has = before.pop("schedulingGates", None) or [], after.pop("schedulingGates", None) or []
     if any(gate not in had for gate in has):
         raise invalid("pods", name, "spec.schedulingGates: Forbidden: only deletion is allowed")
+    chosen = before.get("nodeSelector") or {}
+    if had and chosen.items() <= (after.get("nodeSelector") or {}).items():
+        before.pop("nodeSelector", None)
+        after.pop("nodeSelector", None)
     bound = before.pop("nodeName", None), after.pop("nodeName", None)
     if bound[0] is not None and bound[0] != bound[1]:
         raise invalid("pods", name, "spec: Forbidden: pod updates may not change nodeName")

@@ -148,7 +148,10 @@ def test_gates_of_a_pod_can_be_taken_off_and_not_put_on_and_the_rest_of_it_is_fi
         s.merge("pods", NAMESPACE, "p", {"spec": {"schedulingGates": [{"name": "a"}, {"name": "b"}]}})
     with pytest.raises(ClusterError, match="may not change"):
         s.merge("pods", NAMESPACE, "p", {"spec": {"containers": []}})
-    assert s.merge("pods", NAMESPACE, "p", {"spec": {"schedulingGates": []}})["spec"]["schedulingGates"] == []
+    narrowed = s.merge("pods", NAMESPACE, "p", {"spec": {"schedulingGates": [], "nodeSelector": {"pool": "a"}}})
+    assert narrowed["spec"]["schedulingGates"] == []
+    with pytest.raises(ClusterError, match="may not change"):
+        s.merge("pods", NAMESPACE, "p", {"spec": {"nodeSelector": {"pool": "a", "zone": "b"}}})
 
 
 def test_a_watch_sees_every_change_once_and_in_order() -> None:

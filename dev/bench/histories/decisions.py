@@ -20,7 +20,7 @@ from rljob_planner.api.status import DecisionCode
 from rljob_planner.errors import PlanningError
 from rljob_planner.outcome import Period, Plan, RunTime, Staleness
 from rljob_planner.placement import Room, frontier
-from rljob_planner.split import SamplerSplit, Split, TrainerSplit
+from rljob_planner.split import PoolSplit, SamplerSplit, Split, TrainerSplit
 
 
 @dataclass
@@ -102,12 +102,20 @@ class Chance:
                 gpus_per_replica=width,
                 tensor_parallel=width,
                 max_running=spec.sampler.max_running or 64,
+                pools=self._pools(spec, samplers),
             ),
             trainers=TrainerSplit(
                 replicas=trainers, gpus_per_replica=trainer_width, dp=trainers * trainer_width, tp=1, pp=1, ep=1
             ),
             in_flight=256 if now is None else now.in_flight,
         )
+
+    def _pools(self, spec: RLJobSpec, samplers: int) -> tuple[PoolSplit, ...] | None:
+        """The samplers anywhere in the pools: what does not fit there has to be survived as well."""
+        if not spec.sampler.pools:
+            return None
+        names = [self.rng.choice(spec.sampler.pools).name for _ in range(samplers)]
+        return tuple(PoolSplit(name=pool.name, replicas=names.count(pool.name)) for pool in spec.sampler.pools)
 
 
 @contextmanager

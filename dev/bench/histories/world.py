@@ -72,6 +72,9 @@ def _manifest(rng: random.Random, name: str, room: int, widest: int) -> Json:
         companions["workload"] = {"environment": {"turns": 3, "secondsPerTurn": 5.0}}
         companions["sandbox"] = {"maxReplicas": 4, "template": jobs.template("sandbox")}
         companions["driver"] = {"template": jobs.template("driver")}
+    pools: Json = {}
+    if rng.random() < 0.2:
+        pools["pools"] = [{"name": pool, "selector": {"pool": pool}} for pool in ("a", "b")]
     return jobs.job(
         name,
         gpus=budget,
@@ -80,6 +83,7 @@ def _manifest(rng: random.Random, name: str, room: int, widest: int) -> Json:
         sampler={
             "gpusPerReplica": sampler,
             "drainTimeout": rng.choice(("5s", "20s")),
+            **pools,
             "template": jobs.template("engine", terminationGracePeriodSeconds=grace_s),
         },
         trainer={
@@ -117,7 +121,8 @@ class World:
         self.gpus_per_node = shape.gpus_per_node
         self.patches = ExitStack()
         """What is replaced in the operator while the history runs."""
-        self.cluster.add_nodes(shape.nodes, shape.gpus_per_node)
+        for i in range(shape.nodes):
+            self.cluster.machines.add_node(f"node-{i}", shape.gpus_per_node, labels={"pool": "ab"[i % 2]})
         self._manifests = {m["metadata"]["name"]: m for m in shape.jobs}
         self._killing = False
         for manifest in shape.jobs:
@@ -278,7 +283,10 @@ class World:
     def add_node(self) -> None:
         """One more node, as long as there are few."""
         if len(list(self.cluster.store.all("nodes"))) < 5:
-            self.cluster.machines.add_node(f"new-{self.cluster.store.version}", self.gpus_per_node)
+            pool = self.rng.choice("ab")
+            self.cluster.machines.add_node(
+                f"new-{self.cluster.store.version}", self.gpus_per_node, labels={"pool": pool}
+            )
 
     def strangers(self, a: float, b: float) -> None:
         """Pods of others take GPUs, or give them back."""
