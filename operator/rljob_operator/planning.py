@@ -62,7 +62,7 @@ class Answers:
     def plan(self, planner: Planner, spec: RLJobSpec, rooms: Sequence[Room], calibration: Calibration) -> Plan:
         """The plan, from memory if the question was asked; raises PlanningError."""
         kinds = Counter(replace(room, node="") for room in rooms)
-        shapes = frozenset((kind, min(count, spec.gpus)) for kind, count in kinds.items())
+        shapes = frozenset((kind, min(count, _useful(kind, spec))) for kind, count in kinds.items())
         key = (planner, spec.model_dump_json(exclude=_UNREAD, exclude_none=True), shapes, repr(calibration))
         found = self._plans.pop(key, None)
         if found is None:
@@ -71,6 +71,13 @@ class Answers:
         if len(self._plans) > self._kept:
             self._plans.popitem(last=False)
         return found
+
+
+def _useful(room: Room, spec: RLJobSpec) -> int:
+    """How many rooms like this one the budget could fill at most: whatever replicas go there, less than a replica's width stays empty."""
+    widest = max(spec.trainer.gpus_per_replica, spec.sampler.gpus_per_replica or room.free_gpus)
+    least = max(1, room.free_gpus - widest + 1)
+    return -(-spec.gpus // least) + 1
 
 
 _UNREAD: dict[str, Any] = {

@@ -18,7 +18,7 @@ from rljob_planner.api.spec import RLJobSpec
 from rljob_planner.calibrate import Calibration
 from rljob_planner.placement import Room
 from rljob_planner.search import Plan
-from tests.operator.objects import spec
+from tests.operator.objects import spec, template
 
 Json = dict[str, Any]
 
@@ -157,4 +157,8 @@ def test_the_same_first_question_is_answered_once() -> None:
     # More equal rooms than the budget could fill change nothing.
     many = tuple(Room(f"n{i}", 8, "H100-SXM") for i in range(100))
     assert ask(spec(), many[:50]) is ask(spec(), many)
+    wide = tuple(Room(f"n{i}", 64, "H100-SXM") for i in range(100))
+    narrow = spec(sampler={"template": template(), "gpusPerReplica": 1})
+    assert ask(narrow, wide[:3]) is ask(narrow, wide)
+    assert ask(narrow, wide[:1]) is not ask(narrow, wide)
     assert ask(spec(), many, Calibration(sampler_factor=1.1)) is not ask(spec(), many)
