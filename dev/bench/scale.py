@@ -87,7 +87,6 @@ def job(name: str) -> Json:
                 "gpusPerReplica": 1,
                 "minReplicas": SAMPLERS,
                 "maxReplicas": SAMPLERS,
-                # So few that no cap on what is in flight suits the job better: a changed cap would be no quiet time.
                 "maxRunning": RUNNING,
                 "template": template("vllm", 8000),
             },
@@ -97,7 +96,8 @@ def job(name: str) -> Json:
                 "maxReplicas": TRAINERS,
                 "template": template("trainer", 9400),
             },
-            "rebalance": {"mode": "Auto"},
+            # Read and decided on like any other; but a cap that is changed once, after some minutes, would be no quiet time.
+            "rebalance": {"mode": "Initial"},
         },
     }
 
