@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,7 +25,7 @@ from typing import Any
 import yaml
 from kubernetes import client, config, watch
 
-from dev.controlplane import ControlPlane, Prometheus, pods_scrape_config, prometheus_token_file
+from dev.controlplane import ApiError, ControlPlane, Prometheus, pods_scrape_config, prometheus_token_file
 from dev.controlplane.ports import free_ports
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -43,6 +44,14 @@ ELECTED = {
 """The environment of an operator that takes part in an election, in a test's time."""
 
 Json = dict[str, Any]
+
+_ROOTS = {
+    **dict.fromkeys(("pods", "services", "configmaps", "events"), "/api/v1"),
+    **dict.fromkeys(("deployments", "statefulsets", "replicasets"), "/apis/apps/v1"),
+    "networkpolicies": "/apis/networking.k8s.io/v1",
+    **dict.fromkeys(("rljobs", "rljobprofiles"), "/apis/rljob.dev/v1alpha1"),
+}
+"""Where the API serves the kinds that tests look at, by their plural."""
 
 
 def install(plane: ControlPlane) -> Path:
@@ -309,13 +318,24 @@ class Rig:
 
     def get(self, kind: str, name: str) -> Json | None:
         """One object of the namespace, None if there is none."""
-        found = self.plane.kubectl("get", kind, name, "-n", self.namespace, "-o", "json", check=False)
-        return dict(json.loads(found.stdout)) if found.returncode == 0 else None
+        try:
+            return self.plane.api.request("GET", f"{self._path(kind)}/{name}")
+        except ApiError as error:
+            if error.status == 404:
+                return None
+            raise
 
     def objects(self, kind: str, selector: str = "") -> list[Json]:
         """The objects of a kind in the namespace."""
-        args = ["get", kind, "-n", self.namespace, "-o", "json", *(["-l", selector] if selector else [])]
-        return list(json.loads(self.plane.kubectl(*args).stdout)["items"])
+        query = f"?labelSelector={urllib.parse.quote(selector)}" if selector else ""
+        found = self.plane.api.request("GET", f"{self._path(kind)}{query}")
+        head = {"apiVersion": found["apiVersion"], "kind": found["kind"].removesuffix("List")}
+        return [{**head, **item} for item in found["items"]]
+
+    def _path(self, kind: str) -> str:
+        """Where a kind is, in the plural or the singular; asked of the API server itself, since tests wait by asking often."""
+        plural = kind if kind.endswith("s") else f"{kind.removesuffix('y')}ies" if kind.endswith("y") else f"{kind}s"
+        return f"{_ROOTS[plural]}/namespaces/{self.namespace}/{plural}"
 
     def status(self, name: str) -> Json:
         """The status of an RLJob, empty if there is none yet."""
@@ -367,10 +387,13 @@ class Rig:
 
 def holder(rig: Rig) -> str:
     """The identity that the leader was started with, as the Lease names it; the empty string for none."""
-    found = rig.plane.kubectl(
-        "get", "lease", "rljob-operator", "-n", SYSTEM, "-o", "jsonpath={.spec.holderIdentity}", check=False
-    )
-    return found.stdout.partition("_")[0] if found.returncode == 0 else ""
+    try:
+        lease = rig.plane.api.request("GET", f"/apis/coordination.k8s.io/v1/namespaces/{SYSTEM}/leases/rljob-operator")
+    except ApiError as error:
+        if error.status == 404:
+            return ""
+        raise
+    return str(lease["spec"].get("holderIdentity") or "").partition("_")[0]
 
 
 def rig_of(plane: ControlPlane, namespace: str, kubeconfig: Path, folder: Path) -> Iterator[Rig]:
