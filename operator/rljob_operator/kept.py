@@ -58,7 +58,8 @@ def pod(body: Json) -> dict[str, Any]:
 def node(body: Json) -> dict[str, Any]:
     """Of a node: what pods it takes, and what it offers them."""
     status = body.get("status", {})
-    ready = [_some(c, ("type", "status")) for c in status.get("conditions") or () if c.get("type") == "Ready"]
+    about = ("type", "status", "reason", "lastTransitionTime")
+    ready = [_some(c, about) for c in status.get("conditions") or () if c.get("type") == "Ready"]
     offers = {key: shared(dict(status[key])) for key in ("allocatable", "capacity") if key in status}
     return {
         "metadata": _some(body["metadata"], _NODE_META),

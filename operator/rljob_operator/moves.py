@@ -257,8 +257,11 @@ class Moves:
         found = await self._replanner.best(this, split, grow_only=True)
         if isinstance(found, Verdict):
             return
-        this.update(plan=planning.plan_status(found, this.now_s))
-        if found.split.gpus <= split.gpus:
+        grows = found.split.gpus > split.gpus
+        # Room that trainers could have is none for a pool that is still away: while it is, the question stays open.
+        if grows or not this.spec.sampler.pools:
+            this.update(plan=planning.plan_status(found, this.now_s))
+        if not grows:
             return
         reason = (
             f"{this.inventory.placeable_gpus} GPUs of the budget can be placed, and the split was planned for {planned.placeable_gpus}; "

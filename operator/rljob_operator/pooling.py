@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from rljob_operator import pools, status
 from rljob_operator.observation import timestamp
 from rljob_operator.passes import Pass
@@ -23,7 +25,7 @@ def give_up(this: Pass, after_s: float) -> bool:
     names = [lost.name for lost in due]
     smaller = pools.without(split, this.spec, names, this.pods)
     if smaller is None:
-        _say(this, used, after_s)
+        _say(this, used, names, after_s)
         return False
     gone = split.samplers.replicas - smaller.samplers.replicas
     words = (
@@ -53,14 +55,14 @@ def give_up(this: Pass, after_s: float) -> bool:
     return True
 
 
-def _say(this: Pass, used: set[str], after_s: float) -> None:
+def _say(this: Pass, used: set[str], due: Collection[str], after_s: float) -> None:
     """A pool that is lost and in use, or that still holds pods which nobody can end."""
     holding = {pools.pool_name(pod) for pod in this.pods}
     for lost in this.lost_pools.values():
         if lost.name in used:
             rest = (
                 f"its samplers are given up {after_s:.0f} s after it was lost, if others are left"
-                if lost.since_s is None or this.now_s - lost.since_s < after_s
+                if lost.name not in due
                 else "no other sampler is left to go on with"
             )
         elif lost.name in holding:
