@@ -14,7 +14,8 @@ ENVIRONMENT = (
     "RLJOB_OPERATOR_METRICS_PORT: port of the operator's own metrics; none by default.\n\n"
     "RLJOB_OPERATOR_LIVENESS_ENDPOINT: URL for liveness probes, such as http://0.0.0.0:8080/healthz.\n\n"
     "RLJOB_OPERATOR_SCRAPE_INTERVAL (15s), _METRICS_WINDOW (120s), _SETTLE_STEPS (3): how metrics are read.\n\n"
-    "RLJOB_OPERATOR_ACKNOWLEDGE_DEADLINE (5m), _GONE_DEADLINE (20m), _READY_DEADLINE (30m): of a move's phases."
+    "RLJOB_OPERATOR_ACKNOWLEDGE_DEADLINE (5m), _GONE_DEADLINE (20m), _READY_DEADLINE (30m): of a move's phases.\n\n"
+    "RLJOB_OPERATOR_POOL_LOST_AFTER (60s): how long no node of a sampler pool may be ready before its samplers are given up."
 )
 
 
