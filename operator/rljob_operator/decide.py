@@ -26,7 +26,7 @@ from rljob_operator.situation import Situation as Situation
 from rljob_operator.situation import StalenessCheck as StalenessCheck
 from rljob_operator.situation import staleness_check as staleness_check
 from rljob_operator.status import remember, rounded
-from rljob_planner.api.spec import RebalanceMode, Resize
+from rljob_planner.api.spec import Bound, RebalanceMode, Resize
 from rljob_planner.api.status import DecisionCode, DecisionStatus
 from rljob_planner.durations import seconds
 from rljob_planner.errors import PlanningError
@@ -295,7 +295,9 @@ def _cap(s: Situation, outlook: Outlook, present: Plan) -> Decision | None:
     if abs(better - cap) <= CAP_DEADBAND * cap or _cap_is_fresh(s, check.observed or 0.0):
         return None
     gain = outlook.gain(s.split, s.split.model_copy(update={"in_flight": better}))
-    if gain < (CAP_MIN_GAIN if better > cap else -CAP_MIN_GAIN / 2):
+    # Admission bounds staleness by itself: a lower cap would bring nothing, and bind when lengths have changed.
+    for_nothing = s.spec.staleness.bound is not Bound.ADMISSION and better < cap
+    if gain < (-CAP_MIN_GAIN / 2 if for_nothing else CAP_MIN_GAIN):
         return None
     code = DecisionCode.RAISE_CAP if better > cap else DecisionCode.LOWER_CAP
     code = MODE_CODES.get(s.spec.rebalance.mode, code)

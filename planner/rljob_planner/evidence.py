@@ -1,10 +1,10 @@
 """How sure a learned factor is: the average of noisy readings of something that hardly changes, until it does.
 
-Windows of successive readings overlap, so that a new reading is mostly the old one again. It therefore counts as the share of
-its window that is new, and noise is measured by what readings a whole window apart differ (half the mean square of a difference, von
-Neumann 1941): a difference sees noise alone, where a deviation from the mean also sees what drifts.
+Windows of successive readings overlap, and what makes one deviate lasts. A reading therefore counts as the share of two windows that
+is new, and noise is measured by what readings so far apart differ (half the mean square of a difference, von Neumann 1941): a
+difference sees noise alone, where a deviation from the mean also sees what drifts.
 
-Noise that lasts longer than a window, such as a neighbour on the network, differences do not see, but deviations from the mean do.
+Noise that lasts longer still, such as a neighbour on the network, differences do not see, but deviations from the mean do.
 Where they are larger, readings are no independent ones: the error of the average is as much larger, and then some.
 
 The average is the plain mean of all that was seen, so that its error falls as 1/√n while nothing changes: a stationary job becomes
@@ -21,23 +21,26 @@ from dataclasses import dataclass
 SPREAD_PRIOR = 0.05
 """Assumed standard deviation of ln(one reading) before any two were compared."""
 
-SPREAD_PRIOR_READINGS = 2.0
+SPREAD_PRIOR_READINGS = 1.0
 """Independent readings that the assumption counts as."""
 
 SPREAD_LEAST = 0.005
 """Least standard deviation: counters are extrapolated and clocks differ."""
 
-SPREAD_MEMORY = 16.0
+SPREAD_MEMORY = 6.0
 """Independent readings that the spread is averaged over."""
 
-READINGS_MOST = 48.0
+READINGS_MOST = 20.0
 """Independent readings that the average holds at most: what is older says little of today."""
 
-RECENT_READINGS = 1.5
+RECENT_READINGS = 1.0
 """Independent readings that the recent average is about."""
 
 OUTLIER = 2.5
 """Deviations as which anything larger counts: a jump is no noise."""
+
+LASTS_WINDOWS = 2.0
+"""Windows that a reading's deviation lasts, and so what counts as one independent reading."""
 
 LASTING_NOISE = 1.5
 """Scatter over spread that is taken for lasting noise; more is drift."""
@@ -51,7 +54,10 @@ YOUNG_READINGS = 5.0
 FOLLOWS = 1.5
 """Standard errors by which a young average may differ from the recent one."""
 
-CHANGED = 3.0
+BY_CHANCE = 1.5
+"""Standard errors by which recent and whole average may differ by chance."""
+
+CHANGED = 2.7
 """Standard errors by which recent and whole average differ when the speed has changed: by chance once in some hundred readings."""
 
 
@@ -62,13 +68,13 @@ class Evidence:
     readings: float
     """Windows that the factor rests on, each counted as far as it was new."""
     spread: float
-    """Standard deviation of ln(one reading), from readings a window apart."""
+    """Standard deviation of ln(one reading), from readings some windows apart."""
     scatter: float
-    """The same, from what readings deviate from the average: larger where noise lasts longer than a window, or where speeds drift."""
+    """The same, from what readings deviate from the average: larger where noise lasts, or where speeds drift."""
     recent: float
     """ln of the factor by the latest readings alone."""
     mark: float
-    """ln of the reading that the next one a window later is compared with."""
+    """ln of the reading that one some windows later is compared with."""
     mark_s: float
     """When that was read, in seconds since the epoch."""
     at_s: float
@@ -89,10 +95,12 @@ class Evidence:
         return self.noise / math.sqrt(max(self.readings / lasting, 1e-3))
 
     def error_of(self, factor: float) -> float:
-        """Standard error of the logarithm of ``factor``, counting what it trails the latest readings by beyond noise."""
-        noise = self.noise**2 * (1.0 / RECENT_READINGS + 1.0 / max(self.readings, 0.5))
-        trailing = max(0.0, (self.recent - math.log(factor)) ** 2 - noise)
-        return math.sqrt(self.standard_error**2 + trailing)
+        """Standard error of the logarithm of ``factor``, counting what it trails the latest readings by beyond chance."""
+        noise = min(self.noise, LASTING_NOISE * self.spread) * math.sqrt(
+            1.0 / RECENT_READINGS + 1.0 / max(self.readings, 0.5)
+        )
+        trailing = max(0.0, abs(self.recent - math.log(factor)) - BY_CHANCE * noise)
+        return math.hypot(self.standard_error, trailing)
 
 
 def first(reading: float, at_s: float, noise: float = 0.0) -> tuple[float, Evidence]:
@@ -109,12 +117,13 @@ def assumed(factor: float, error: float, at_s: float) -> Evidence:
 
 def absorbed(factor: float, before: Evidence, reading: float, at_s: float, window_s: float) -> tuple[float, Evidence]:
     """The factor and its evidence after a further reading (> 0) over a window of ``window_s`` seconds that ended at ``at_s``."""
-    fresh = min(1.0, max(0.0, (at_s - before.at_s) / window_s)) if window_s > 0 else 1.0
+    span_s = LASTS_WINDOWS * window_s
+    fresh = min(1.0, max(0.0, (at_s - before.at_s) / span_s)) if span_s > 0 else 1.0
     if fresh <= 0.0:
         return factor, before
     value, average = math.log(reading), math.log(factor)
     spread, mark, mark_s = before.spread, before.mark, before.mark_s
-    if at_s - mark_s >= 0.99 * window_s:
+    if at_s - mark_s >= 0.99 * span_s:
         spread = _averaged(spread, before, 1.0, (value - mark) ** 2 / 2.0)
         mark, mark_s = value, at_s
     young = before.readings / (before.readings + 1.0)

@@ -469,8 +469,10 @@ def test_what_a_bound_promises() -> None:
 def test_the_cap_follows_the_planner_outside_a_deadband() -> None:
     raised = run(cap_planner(1500))
     assert (raised.code, raised.in_flight) == (DecisionCode.RAISE_CAP, 1500)
-    lowered = run(cap_planner(800, PERIOD_S))
+    lowered = run(cap_planner(800, PERIOD_S), spec=spec(staleness__bound="none"))
     assert (lowered.code, lowered.in_flight) == (DecisionCode.LOWER_CAP, 800)
+    assert run(cap_planner(800, PERIOD_S)).code is DecisionCode.AT_OPTIMUM
+    assert run(cap_planner(800, 9.5)).code is DecisionCode.LOWER_CAP
     assert run(cap_planner(1090)).code is DecisionCode.AT_OPTIMUM
     assert run(cap_planner(1500, 9.95)).code is DecisionCode.AT_OPTIMUM
     assert run(cap_planner(800, 10.5)).code is DecisionCode.AT_OPTIMUM

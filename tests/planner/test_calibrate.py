@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rljob_planner.accelerators import accelerators_of
@@ -120,6 +120,7 @@ def test_a_reading_that_cannot_be_is_left_out(step_s: float) -> None:
     assert after((SamplerReading(step_s, 10, 1000), TrainerReading(step_s, 128, 1000))) == Calibration()
 
 
+@settings(deadline=None)
 @given(speeds=st.lists(st.floats(0.01, 100), min_size=1, max_size=8))
 def test_factors_stay_within_their_limits(speeds: list[float]) -> None:
     found = after(*[(sampler(speed), trainer(1 / speed)) for speed in speeds])

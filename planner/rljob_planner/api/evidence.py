@@ -19,13 +19,13 @@ class EvidenceStatus(ApiModel):
     readings: float
     """Windows that the factor rests on, each counted as far as it was new."""
     spread: float
-    """Standard deviation of ln(one reading), from readings a window apart."""
+    """Standard deviation of ln(one reading), from readings some windows apart."""
     scatter: float
     """The same, from what readings deviate from the factor."""
     recent: float
     """Natural logarithm of the factor that the latest readings show by themselves."""
     mark: float
-    """Natural logarithm of the reading that the next one a window later is compared with."""
+    """Natural logarithm of the reading that one some windows later is compared with."""
     mark_at: str
     """When that was read."""
     at: str
@@ -50,7 +50,7 @@ class LengthTrendStatus(ApiModel):
     spread: float
     """Standard deviation of ln(mean length of one window), without what drifts."""
     mark: float
-    """Natural logarithm of the mean length of the window that the next one a window later is compared with."""
+    """Natural logarithm of the mean length of the window that one some windows later is compared with."""
     mark_step: float
     """Policy version at which that was read."""
 
