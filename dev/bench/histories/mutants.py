@@ -6,13 +6,14 @@ this kind did; the patches are made here and nowhere else, for the time of one h
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
 from dev.virtual.cluster import Connection
-from rljob_operator import gate, phases, rebalance, waits
+from rljob_operator import gate, lifecycle, phases, waits
 from rljob_operator.acting import Acting
 from rljob_operator.actions import Actions
 from rljob_operator.cluster import PODS, ClusterError, Json
@@ -31,10 +32,21 @@ def _patched(*patches: tuple[Any, str, Any]) -> Iterator[None]:
         yield
 
 
+def _everywhere(function: Callable[..., Any], new: Callable[..., Any]) -> list[tuple[Any, str, Any]]:
+    """Patches that put ``new`` wherever a module of the operator has ``function`` under some name."""
+    return [
+        (module, name, new)
+        for path, module in list(sys.modules.items())
+        if path.startswith("rljob_operator.")
+        for name, value in list(vars(module).items())
+        if value is function
+    ]
+
+
 @contextmanager
 def _grow_before_gone() -> Iterator[None]:
     """The receiver grows while the donor's pods still terminate, and the gate counts those as gone."""
-    is_held, wait_of, targets = gate.is_held, waits.wait_of, rebalance.targets
+    is_held, wait_of, targets = gate.is_held, waits.wait_of, phases.targets
 
     def held(pod: gate.Pod) -> bool:
         return is_held(pod) and not gate.is_terminating(pod)
@@ -47,12 +59,7 @@ def _grow_before_gone() -> Iterator[None]:
     def wait(move: MoveStatus, *args: Any, **options: Any) -> Wait:
         return DONE if move.phase is MovePhase.SHRINK else wait_of(move, *args, **options)
 
-    with _patched(
-        (gate, "is_held", held),
-        (phases, "targets", at_once),
-        (rebalance, "targets", at_once),
-        (rebalance, "wait_of", wait),
-    ):
+    with _patched(*_everywhere(is_held, held), *_everywhere(targets, at_once), *_everywhere(wait_of, wait)):
         yield
 
 
@@ -63,7 +70,7 @@ def _gate_counts_only_running() -> Iterator[None]:
     def held(pod: gate.Pod) -> bool:
         return bool((pod.get("spec") or {}).get("nodeName")) and not gate.has_ended(pod)
 
-    with _patched((gate, "is_held", held)):
+    with _patched(*_everywhere(gate.is_held, held)):
         yield
 
 
@@ -146,13 +153,16 @@ def _no_resource_version() -> Iterator[None]:
 
 @contextmanager
 def _shrink_to_nothing() -> Iterator[None]:
-    """The donor is scaled to nothing before it gets its new size."""
+    """The donor is scaled to nothing before it gets its new size, and nothing holds it at its minimum."""
 
     def smaller(before: Split, after: Split) -> Targets:
         one, other = before.samplers.replicas, after.samplers.replicas
         return Targets(0 if other < one else one, min(before.trainers.replicas, after.trainers.replicas))
 
-    with _patched((phases, "_smaller", smaller)):
+    def unheld(_spec: object, _status: object, wished: Targets, _workloads: object) -> Targets:
+        return wished
+
+    with _patched(*_everywhere(phases._smaller, smaller), *_everywhere(lifecycle._above_minima, unheld)):
         yield
 
 
@@ -164,7 +174,7 @@ def _grants_ignored() -> Iterator[None]:
         del granted
         return gate.held_gpus(pods, gpu_resource)
 
-    with _patched((gate, "committed_gpus", committed)):
+    with _patched(*_everywhere(gate.committed_gpus, committed)):
         yield
 
 
