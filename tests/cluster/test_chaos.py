@@ -9,6 +9,7 @@ import contextlib
 import random
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,11 @@ def disturb(rig: Rig, proxy: Proxy, operators: dict[str, Operator], draw: random
         proxy.reconnect(name)
 
 
+def written(proxy: Proxy, count: int) -> bool:
+    """Whether so many writes have come by."""
+    return len(proxy.writes()) >= count
+
+
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_random_harm_never_costs_the_budget_and_is_over_when_it_ends(
     rig: Rig, plane: ControlPlane, account: Path, tmp_path: Path, replicas: int
@@ -167,10 +173,9 @@ def test_random_harm_never_costs_the_budget_and_is_over_when_it_ends(
                     harm_a_pod(rig, draw)
             else:
                 disturb(rig, proxy, operators, draw)
-            writes = len(proxy.writes())
             with contextlib.suppress(AssertionError):
                 # Where there is calm before there are more, that is as good.
-                eventually(lambda writes=writes: len(proxy.writes()) >= writes + 8, "more writes", timeout_s=3)
+                eventually(partial(written, proxy, len(proxy.writes()) + 8), "more writes", timeout_s=3)
         proxy.rules = ()
 
         def calm() -> bool:

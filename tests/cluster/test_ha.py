@@ -6,6 +6,7 @@ Each replica goes through an address of its own of the fault-injecting proxy, wh
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,12 @@ def committed(rig: Rig, name: str = "job") -> Json:
     status: Json = eventually(ended, f"the move of {name} is committed", timeout_s=90)
     assert status["split"]["samplers"]["replicas"] + 4 * status["split"]["trainers"]["replicas"] <= 8
     return status
+
+
+def seen(rig: Rig, name: str) -> bool:
+    """Whether the operator has looked at the latest edit of a job."""
+    found = rig.get("rljob", name)
+    return found is not None and found.get("status", {}).get("observedGeneration") == found["metadata"]["generation"]
 
 
 def taken(writes: list[Write], name: str) -> float:
@@ -184,12 +191,7 @@ def test_a_leader_that_wakes_after_it_was_deposed_writes_nothing(
     # A pass of the new leader over each job, so that what the old one might have done would show.
     for name in ("job", "made", "lifted"):
         rig.apply(job(rig.namespace, name, gpus=8, rebalance={"interval": "3s"}))
-        eventually(
-            lambda name=name: (
-                rig.status(name)["observedGeneration"] == (rig.get("rljob", name) or {})["metadata"]["generation"]
-            ),
-            f"the edit of {name} is seen",
-        )
+        eventually(partial(seen, rig, name), f"the edit of {name} is seen")
     late = [w for w in proxy.writes("first") if w.forwarded_s is not None and w.forwarded_s > took_s]
     stale = [w for w in late if LEASES not in w.path]
     assert {w.status for w in stale} == {409}, [(w.method, w.path, w.status) for w in stale]
