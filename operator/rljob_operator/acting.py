@@ -15,7 +15,7 @@ from rljob_operator.passes import Pass
 from rljob_operator.rebalance import Targets, announced
 from rljob_operator.rivals import left_alone
 from rljob_operator.status import Verdict, nothing_wished
-from rljob_planner.api.status import ConditionType, MovePhase
+from rljob_planner.api.status import ConditionType, MovePhase, Phase
 from rljob_planner.split import Split
 
 AT_ONCE_S = 0.0
@@ -59,7 +59,7 @@ class Acting:
                 # The end of what belongs to another job wakes that job and not this one.
                 this.soon(NAME_TAKEN_S)
         if not stopping(this.spec, this.before):
-            await self._lift(this, this.targets)
+            await self._lift(this, _liftable(this, this.targets))
 
     async def _apply(self, this: Pass, split: Split, targets: Targets) -> None:
         """Brings the children to their desired state; what is to go goes also where that can't be."""
@@ -152,3 +152,15 @@ class Acting:
         generation = max(generation, this.before.layout_generation) + 1
         text = replace(wished, generation=generation).to_json()
         await self._actions.publish_layout(this.job, text, generation, this.pods)
+
+
+def _liftable(this: Pass, targets: Targets) -> Targets:
+    """The pods that may be lifted now: of a job that starts no sampler before all trainers are there.
+
+    Samplers would be bound wherever they fit, and leave no node with room for a pod as wide as a trainer.
+    """
+    trainers = sum(gate.role_of(pod) == gate.TRAINER and not gate.is_terminating(pod) for pod in this.pods)
+    starts = this.before.phase in (Phase.PENDING, Phase.PLANNED, Phase.STARTING, Phase.SUSPENDED)
+    if starts and trainers < targets.trainers and not any(gate.is_held(pod) for pod in this.pods):
+        return Targets(0, targets.trainers)
+    return targets

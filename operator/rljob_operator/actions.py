@@ -88,9 +88,10 @@ class Actions:
         """
         edits: list[str] = []
         held: list[str] = []
+        # Trainers first: their pods are the wider ones, and should be there when gates are lifted.
         workloads = (
-            children.sampler_workload(job, split, targets.samplers),
             children.trainer_workload(job, split, targets.trainers),
+            children.sampler_workload(job, split, targets.samplers),
         )
         for desired in (*children.services(job), *workloads):
             kind, name = desired["kind"], desired["metadata"]["name"]
@@ -293,8 +294,11 @@ class Actions:
             else:
                 waiting.discard(gate.uid_of(pod))
 
-        living = (pod for pod in pods if not (gate.is_terminating(pod) or gate.is_terminal(pod)))
-        await together(lift, [pod for pod in living if gate.uid_of(pod) in waiting])
+        living = [pod for pod in pods if not (gate.is_terminating(pod) or gate.is_terminal(pod))]
+        # The widest first: samplers that are bound before them may leave no node with room for a trainer.
+        for wide in (True, False):
+            mine = [pod for pod in living if (gate.role_of(pod) == gate.TRAINER) is wide]
+            await together(lift, [pod for pod in mine if gate.uid_of(pod) in waiting])
         return not waiting
 
     async def try_pods(self, job: RLJob, split: Split) -> ClusterError | None:
