@@ -51,6 +51,7 @@ def give_up(this: Pass, after_s: float) -> bool:
         this.update(plan=plan.model_copy(update={"placeable_gpus": room}))
     this.update(split=smaller, decisions=status.remember(this.before.decisions, decision))
     this.said.append(("Warning", "PoolLost", words))
+    this.degradations.insert(0, ("PoolLost", words))
     this.soon(0.0)
     return True
 
