@@ -16,7 +16,7 @@ from dev.bench.drift.plant import Plant, Record
 from dev.bench.drift.site import Counts, Site
 from dev.bench.drift.traces import Run
 from dev.bench.drift.truth import Laws, laws_of, lengths_at, truth_of
-from rljob_planner.api.spec import RLJobSpec
+from rljob_planner.api.spec import Bound, RLJobSpec
 from rljob_planner.errors import PlanningError
 from rljob_planner.placement import Room, default_rooms
 from rljob_planner.search import evaluate, plan
@@ -138,6 +138,9 @@ class Stage:
                 )  # fmt: skip
             except PlanningError:
                 continue
+        # A cap that suits one length throttles at another; under admission none is needed.
+        admitted = self.run.spec.staleness.bound is Bound.ADMISSION
+        free = [s.model_copy(update={"in_flight": self.most_in_flight}) if admitted else s for s in found]
         periods = np.array(
             [
                 [
@@ -147,7 +150,7 @@ class Stage:
                     ).period_s
                     for step in self.points()
                 ]
-                for split in found
+                for split in free
             ]
         )  # fmt: skip
         near = (periods <= FAR * periods.min(axis=0)).any(axis=1)
