@@ -92,6 +92,7 @@ class Moves:
             move,
             self._observation(this, published_generation),
             self._deadlines(this),
+            goal=this.targets,
             may_roll_back=not planning.violations(this.spec, move.from_split, this.quota),
             over_budget=move.from_split.gpus > _budget(this),
             keeps=lambda split: not planning.violations(this.spec, split, this.quota),

@@ -180,13 +180,15 @@ def advance(
     observation: Observation,
     deadlines: Deadlines,
     *,
+    goal: Targets | None = None,
     may_roll_back: bool = True,
     over_budget: bool = False,
     keeps: Callable[[Split], bool] = lambda _split: False,
 ) -> Step:
     """Looks once at a move: whether its phase is done, waits on, or has missed its deadline.
 
-    At most one phase is left per call, so that each is persisted before it is acted on. A move may not roll back where the
+    At most one phase is left per call, so that each is persisted before it is acted on. ``goal`` are the replicas that the workloads are
+    held at, where those are not the phase's own: no side is scaled below its minimum, so nobody waits for that either. A move may not roll back where the
     split before it breaks the spec, as after a cut of the budget; it then waits and goes on as a move back does. With
     ``over_budget`` that split holds more than the budget, and nothing waits longer than what runs on the pods that go needs.
     ``keeps`` says whether a split keeps the spec: where there is no way back and not all pods find a place, those that did are enough.
@@ -200,7 +202,7 @@ def advance(
         if len(empty) > len(move.drained):
             going = f"{len(empty)} of {len(move.victims)} drained pods go at once: the job holds more than its budget"
             return Step(move.model_copy(update={"drained": empty}), note=going)
-    wait = wait_of(move, observation, targets(move.from_split, move), over_budget=over_budget)
+    wait = wait_of(move, observation, goal or targets(move.from_split, move), over_budget=over_budget)
     if wait.done:
         return _next(move, observation, deadlines)
     if observation.now_s <= epoch_s(move.deadline):
