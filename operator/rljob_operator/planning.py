@@ -17,7 +17,7 @@ from rljob_operator.inventory import Inventory, QuotaRoom
 from rljob_operator.rebalance import timestamp
 from rljob_operator.situation import Planner
 from rljob_operator.status import Verdict, rounded
-from rljob_planner import placement
+from rljob_planner import placement, pools
 from rljob_planner.accelerators import accelerators_of
 from rljob_planner.api.spec import RLJobSpec
 from rljob_planner.api.status import PlanStatus, RunTime, Spread, StalenessSummary
@@ -129,6 +129,8 @@ def limited(spec: RLJobSpec, inventory: Inventory) -> RLJobSpec:
 def planned(spec: RLJobSpec, found: Plan, inventory: Inventory, sources: Sequence[str] = ()) -> Verdict:
     """The verdict for ``Planned`` when there is a plan: what was chosen, and what stands in the way of more."""
     words = [f"{found.split.label()}: period {seconds(found.period.mean)}, bound by {found.bottleneck}"]
+    if found.split.samplers.pools is not None:
+        words.append(pools.words(found.split.samplers.pools))
     if inventory.quota is not None and inventory.quota.gpus < spec.gpus:
         words.append(
             f"quota {inventory.quota.name} leaves {inventory.quota.gpus} GPUs of the budget of {spec.gpus}: raise it to use them"

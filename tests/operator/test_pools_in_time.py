@@ -73,6 +73,7 @@ def test_samplers_go_where_the_plan_wants_them() -> None:
     world = World()
     assert world.planned() == {"near": 4, "far": 4}
     assert world.by_pool() == {"near": 4, "far": 4}
+    assert any("samplers: 4 in near, 4 in far" in c["message"] for c in world.status["conditions"])
     # One that is lost is made anew in its pool.
     victim = next(p for p in world.cluster.pods(world.uid, "sampler") if p["spec"]["nodeName"] == "far")
     world.cluster.store.delete("pods", victim["metadata"]["namespace"], victim["metadata"]["name"])

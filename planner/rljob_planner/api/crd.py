@@ -100,6 +100,13 @@ PRINTER_COLUMNS: tuple[Mapping[str, Any], ...] = (
         "description": "The policy version published last.",
     },
     {
+        "name": "Sandboxes",
+        "type": "integer",
+        "jsonPath": ".status.sandboxes.ready",
+        "priority": 1,
+        "description": "Sandbox pods that are ready.",
+    },
+    {
         "name": "Next",
         "type": "string",
         "jsonPath": ".status.next",
