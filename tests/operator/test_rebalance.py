@@ -268,6 +268,15 @@ def test_a_move_without_a_way_back_settles_for_the_pods_that_found_a_place() -> 
     assert half.to_split == split(8, 2)
 
 
+def test_a_shrink_waits_for_no_pods_that_a_minimum_holds() -> None:
+    move = begin(split(8, 2), split(4, 3)).model_copy(update={"phase": MovePhase.SHRINK})
+    held = seen(samplers=5, trainers=2)
+    for goal, phase in ((None, MovePhase.SHRINK), (Targets(5, 2), MovePhase.GROW)):
+        step = rebalance.advance(move, held, DEADLINES, goal=goal)
+        assert step.move is not None
+        assert step.move.phase is phase
+
+
 def test_who_went_is_compared_with_who_should_have() -> None:
     move = begin(split(8, 2), split(6, 3), seen(running_by_pod={f"s{i}": float(i) for i in range(8)}))
     assert move.victims == ("s0", "s1")
