@@ -6,9 +6,9 @@ The planner is among the inputs, as two functions, so that a decision can be tes
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import median
+from statistics import median, quantiles
 
 from rljob_operator.growth import LengthTrend
 from rljob_operator.readings import Reading, Telemetry
@@ -192,31 +192,47 @@ def _unknown(readings: dict[str, object]) -> tuple[str, ...]:
 FAR_SLOWER = 1.5
 """Seconds a token over the median of the siblings from which on a sampler is broken, where it has no more to do than they."""
 
-
-def faults_in(telemetry: Telemetry, spec: RLJobSpec) -> tuple[str, ...]:
-    """What the metrics show to be broken: a sentence each, with the pod and the remedy."""
-    return (*_slow_samplers(telemetry), *_stalled_trainer(telemetry, spec))
+BEYOND_NOISE = 4.0
+"""Standard deviations of the siblings beyond which a sampler is broken, where that is more."""
 
 
-def _slow_samplers(telemetry: Telemetry) -> tuple[str, ...]:
+def faults_in(telemetry: Telemetry, spec: RLJobSpec, hardware: Mapping[str, str] | None = None) -> tuple[str, ...]:
+    """What the metrics show to be broken: a sentence each, with the pod and the remedy.
+
+    ``hardware`` says by sampler pod what it runs on: only those on the same are siblings. All are alike if it is None.
+    """
+    kinds = hardware or {}
+    return (*_slow_samplers(telemetry, kinds), *_stalled_trainer(telemetry, spec))
+
+
+def _slow_samplers(telemetry: Telemetry, kinds: Mapping[str, str]) -> tuple[str, ...]:
     seen = {
         pod: (sampler.iteration_s.value, sampler.running_mean.value)
         for pod, sampler in telemetry.samplers.items()
         if pod in telemetry.ready_samplers and sampler.generation_tokens_per_s.value != 0
     }
     known = {pod: (each[0], each[1]) for pod, each in seen.items() if each[0] is not None and each[1] is not None}
-    if len(known) < 3:
-        return ()
     found = []
     for pod, (iteration_s, running) in sorted(known.items()):
-        others = [each for other, each in known.items() if other != pod]
+        others = [each for other, each in known.items() if other != pod and kinds.get(other) == kinds.get(pod)]
+        if len(others) < 2:
+            continue
         typical_s, busy = median([each[0] for each in others]), median([each[1] for each in others])
-        if iteration_s > FAR_SLOWER * typical_s * max(1.0, running / max(busy, 1.0)):
+        noise = max(math.log(FAR_SLOWER), BEYOND_NOISE * _noise([math.log(each[0]) for each in others if each[0] > 0]))
+        if iteration_s > math.exp(noise) * typical_s * max(1.0, running / max(busy, 1.0)):
             found.append(
                 f"sampler pod {pod} takes {iteration_s * 1e3:.0f} ms a token, its siblings {typical_s * 1e3:.0f} ms: look at its node "
                 "(throttled or failing GPU, noisy neighbour), cordon the node and delete the pod"
             )
     return tuple(found)
+
+
+def _noise(logarithms: list[float]) -> float:
+    """Standard deviation of some logarithms, from their quartiles; 0 where there are too few to tell."""
+    if len(logarithms) < 4:
+        return 0.0
+    low, _, high = quantiles(logarithms, n=4)
+    return (high - low) / 1.349
 
 
 def _stalled_trainer(telemetry: Telemetry, spec: RLJobSpec) -> tuple[str, ...]:

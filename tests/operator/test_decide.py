@@ -204,10 +204,21 @@ def test_a_sampler_far_slower_than_its_siblings_is_broken() -> None:
     assert "s-0 takes 50 ms a token, its siblings 20 ms" in words
     busy = pods | {"s-0": sampler(iteration_s=Reading.of(0.05), running_mean=Reading.of(90.0))}
     assert faults_in(telemetry(samplers=busy, ready_samplers=frozenset(pods)), spec()) == ()
+    noisy = {f"s-{i}": sampler(iteration_s=Reading.of(0.02 * 1.15 ** (i - 4))) for i in range(8)} | {"s-8": pods["s-0"]}
+    assert faults_in(telemetry(samplers=noisy, ready_samplers=frozenset(noisy)), spec()) == ()
     two = {pod: pods[pod] for pod in ("s-0", "s-1")}
     assert faults_in(telemetry(samplers=two, ready_samplers=frozenset(two)), spec()) == ()
     unknown = pods | {"s-0": sampler(iteration_s=Reading.missing())}
     assert faults_in(telemetry(samplers=unknown, ready_samplers=frozenset(pods)), spec()) == ()
+
+
+def test_a_sampler_is_compared_with_those_on_the_same_gpus() -> None:
+    pods = {f"s-{i}": sampler(iteration_s=Reading.of(0.05 if i > 3 else 0.02)) for i in range(5)}
+    seen = telemetry(samplers=pods, ready_samplers=frozenset(pods))
+    assert len(faults_in(seen, spec())) == 1
+    fast = dict.fromkeys(("s-0", "s-1", "s-2", "s-3"), "H100")
+    assert faults_in(seen, spec(), fast | {"s-4": "L40S"}) == ()
+    assert len(faults_in(seen, spec(), fast | {"s-4": "H100"})) == 1
 
 
 def test_a_trainer_that_stalls_before_a_full_queue_is_broken() -> None:
