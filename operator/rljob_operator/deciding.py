@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
-from rljob_operator import planning, status
+from rljob_operator import gate, planning, pools, status
 from rljob_operator.config import Config
 from rljob_operator.decide import Decision, Situation, calibrated, decide, recorded
 from rljob_operator.edges import Edges
@@ -43,6 +43,16 @@ class Deciding:
             for pod in fleet.broken
         )
 
+    @staticmethod
+    def _hardware(this: Pass) -> dict[str, str]:
+        """The GPU type that each sampler pod runs on, or its pool where the node does not say."""
+        types = {room.node: room.accelerator for room in this.inventory.rooms}
+        return {
+            gate.name_of(pod): types.get(str(pod["spec"].get("nodeName"))) or pools.pool_name(pod) or ""
+            for pod in this.pods
+            if gate.role_of(pod) == gate.SAMPLER
+        }
+
     async def decide(self, this: Pass, telemetry: Telemetry, published_generation: int) -> None:
         """Decides on fresh telemetry, keeps the decision and the calibration in the status, and starts what was decided."""
         split = this.before.split
@@ -64,7 +74,7 @@ class Deciding:
             pods_ready=this.all_ready,
             not_ready=status.ready(this.samplers, this.trainers, this.key[1]).message,
             settle_steps=self._config.settle_steps,
-            faults=(*self._broken(this), *faults_in(telemetry, spec)),
+            faults=(*self._broken(this), *faults_in(telemetry, spec, self._hardware(this))),
             lengths=lengths,
             remembered=self._remembered,
         )
