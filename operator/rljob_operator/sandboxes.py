@@ -114,7 +114,8 @@ def sized(
         )
     since = before.low_since or now
     peak = max(found.replicas, before.low_peak or 0)
-    if now_s - epoch_s(since) >= (spec.rebalance.cooldown_s or HOLD_S):
+    hold_s = HOLD_S if spec.rebalance.cooldown_s is None else spec.rebalance.cooldown_s
+    if now_s - epoch_s(since) >= hold_s:
         return _changed(found, peak, ready, now, sandbox)
     return before.model_copy(
         update={"ready": ready, "busy": busy, "source": found.source, "low_since": since, "low_peak": peak}

@@ -127,6 +127,11 @@ def test_a_short_peak_in_between_begins_the_wait_anew() -> None:
     assert status.replicas == 100
 
 
+def test_a_stated_cooldown_is_obeyed_also_if_it_is_none() -> None:
+    status = sized(fleet(100), measured(50), agentic(cooldown="0s"), ready=100, now_s=NOW_S)
+    assert status.replicas == 50
+
+
 def test_noise_changes_nothing() -> None:
     status, of = fleet(100), agentic(cooldown="1s")
     for step in range(200):
