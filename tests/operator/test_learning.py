@@ -6,6 +6,7 @@ import copy
 from typing import Any, cast
 
 import pytest
+from pydantic import ValidationError
 
 from rljob_operator.cluster import CONFIG_MAPS, PROFILES, Api, ClusterError, Resource
 from rljob_operator.inventory import take_inventory
@@ -13,7 +14,7 @@ from rljob_operator.learning import Known, Learning
 from rljob_operator.passes import Pass
 from rljob_operator.status import Fleet, Verdict
 from rljob_planner.api.evidence import PhaseSeconds
-from rljob_planner.api.spec import RLJob
+from rljob_planner.api.spec import CalibrationSource, RLJob
 from rljob_planner.api.status import CalibrationStatus, LengthPoint, MoveHistory, RLJobStatus
 from tests.operator.objects import SPLIT, UID, job_dict, node
 from tests.operator.situations import NOW_S
@@ -199,6 +200,12 @@ async def test_a_profile_that_may_not_be_read_is_left_out_with_a_word() -> None:
     server.refused = ClusterError(403, "Forbidden", "you may not")
     found = await known(server, a_pass())
     assert "let the operator's role read rljobprofiles" in found.words[0]
+
+
+@pytest.mark.parametrize("name", ["../../other/configmaps/speeds", "..", "Speeds", "speeds?watch=true", ""])
+def test_a_config_map_is_named_and_no_path_to_another(name: str) -> None:
+    with pytest.raises(ValidationError):
+        CalibrationSource.model_validate({"configMap": name})
 
 
 def with_config_map(data: Json) -> Server:

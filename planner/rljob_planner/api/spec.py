@@ -388,6 +388,7 @@ class CalibrationSource(ApiModel):
     config_map: str = Field(
         min_length=1,
         max_length=253,
+        pattern="^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$",
         description=(
             "A ConfigMap of the job's namespace whose key calibration.yaml holds what `rljob calibrate` wrote; read when the job "
             "is planned first."
