@@ -272,6 +272,15 @@ def _two_pools(s: Sample) -> str:
     )
 
 
+def _adopt_existing(s: Sample) -> str:
+    require(s.spec.adopts, "adopt-existing has no templates of its own")
+    return (
+        "**Why this is right.** Without a cluster the workloads that run already are not known, so the planner is free in the shape of both sides; beside a "
+        "cluster it keeps the shape of their pods, and says what another number of them would gain. "
+        f"{_against(s, s.fewer, 'A trainer fewer', 'training binds')} {_against(s, s.more, 'A trainer more', 'too few GPUs are left to generate')}"
+    )
+
+
 ARGUMENTS: dict[str, Callable[[Sample], str]] = {
     "math-short": _math_short,
     "qwen3-30b-a3b": _qwen3_30b_a3b,
@@ -279,5 +288,6 @@ ARGUMENTS: dict[str, Callable[[Sample], str]] = {
     "recommend-only": _recommend_only,
     "agentic-sandboxes": _agentic_sandboxes,
     "two-pools": _two_pools,
+    "adopt-existing": _adopt_existing,
 }
 """The argument of each sample by the name of its file."""
