@@ -194,7 +194,7 @@ def unlifted_grants(pods: Iterable[Pod], granted: Iterable[str]) -> tuple[str, .
 
 
 def _is_promised(pod: Pod, granted: Collection[str]) -> bool:
-    return not is_held(pod) and not is_terminal(pod) and uid_of(pod) in granted
+    return not is_held(pod) and not has_ended(pod) and uid_of(pod) in granted
 
 
 def _lift_order(pod: Pod) -> tuple[int, str, tuple[str | int, ...]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rljob_operator.gate import (
@@ -243,6 +243,7 @@ def test_the_budget_holds_after_lifting_whatever_the_pods(
 
 
 @given(st.lists(states, max_size=12), st.integers(0, 40), st.sets(st.integers(0, 11)))
+@example([{"gpus": 1, "role": "sampler", "gated": True, "node": None, "phase": "Failed", "terminating": True}], 0, {0})
 def test_whatever_granted_lifts_happen_when_the_budget_holds(
     many: list[dict[str, Any]], budget: int, granted: set[int]
 ) -> None:
