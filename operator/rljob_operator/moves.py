@@ -146,6 +146,7 @@ class Moves:
             moves=this.before.moves.model_copy(update={"last_ended_at": now, "last_outcome": "RolledBack"}),
             decisions=decisions,
         )
+        _keep_question_open(this, split)
         self._metrics.move_ended(*this.key, "RolledBack")
         self._observer.latest = None
         this.soon(0.0)
@@ -191,6 +192,7 @@ class Moves:
             ),
             decisions=status.remember(this.before.decisions, decision),
         )
+        _keep_question_open(this, split)
         self._metrics.move_ended(*this.key, outcome)
         self._observer.latest = None
         this.soon(0.0)
@@ -243,12 +245,7 @@ class Moves:
         A job that is measured has its decisions for this; one whose metrics are away for a while waits for them.
         """
         split, planned, history = this.before.split, this.before.plan, this.before.moves
-        seen = this.before.observed
-        kept = this.before.calibration
-        measured = (kept is not None and kept.observations > 0) or (
-            seen is not None and seen.policy_version is not None
-        )
-        if split is None or planned is None or measured or this.spec.rebalance.mode is not RebalanceMode.AUTO:
+        if split is None or planned is None or _measured(this) or this.spec.rebalance.mode is not RebalanceMode.AUTO:
             return
         resting = history.not_before is not None and this.now_s < epoch_s(history.not_before)
         if resting or not this.all_ready or this.spec.gpus <= planned.placeable_gpus:
@@ -369,6 +366,20 @@ def _budget(this: Pass) -> int:
     """GPUs that the job may hold: its budget, or what a quota leaves of it."""
     quota = this.quota
     return this.spec.gpus if quota is None or quota.keeps is None else min(this.spec.gpus, quota.keeps)
+
+
+def _measured(this: Pass) -> bool:
+    """Whether anything was ever measured of the job."""
+    kept, seen = this.before.calibration, this.before.observed
+    return (kept is not None and kept.observations > 0) or (seen is not None and seen.policy_version is not None)
+
+
+def _keep_question_open(this: Pass, split: Split) -> None:
+    """Says that the plan's GPUs are not in use where a move ended with fewer; a job without metrics grows by this alone."""
+    plan = this.now.plan
+    if plan is None or _measured(this) or split.gpus >= plan.split.gpus:
+        return
+    this.update(plan=plan.model_copy(update={"placeable_gpus": min(plan.placeable_gpus, split.gpus)}))
 
 
 def _free(this: Pass, role: str) -> dict[str, int]:

@@ -440,6 +440,16 @@ def test_a_raised_budget_of_a_job_without_metrics_is_used_by_adding_alone() -> N
         assert "MoveCommitted" in s.codes
 
 
+def test_a_growth_without_metrics_that_was_rolled_back_is_tried_again() -> None:
+    with scene(prometheus=False, nodes=1) as s:
+        s.starts_s = lambda _pod: 1e6
+        s.cluster.add_nodes(1, prefix="more")
+        s.until(lambda: "MoveRolledBack" in s.codes)
+        assert s.replicas == (4, 1)
+        s.starts_s = lambda _pod: 5.0
+        s.settled(8, 2)
+
+
 def test_a_budget_that_is_lowered_while_suspended_is_kept_from_the_start() -> None:
     with scene() as s:
         s.edit(suspend=True)
