@@ -20,7 +20,8 @@ from dev.bench.histories.history import Step, drawn, run, settle, shortened
 from dev.bench.histories.many import _one, seed_of
 from dev.bench.histories.mutants import MUTANTS
 from dev.bench.histories.rest import unrest
-from dev.bench.histories.world import ACTS, Shape, World
+from dev.bench.histories.shape import Shape
+from dev.bench.histories.world import ACTS, World
 
 HISTORIES = 150
 SHORT = 10

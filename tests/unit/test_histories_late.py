@@ -16,7 +16,8 @@ import pytest
 from dev.bench.histories.decisions import instead_of_deciding
 from dev.bench.histories.mutants import MUTANTS
 from dev.bench.histories.rest import unrest
-from dev.bench.histories.world import Shape, World
+from dev.bench.histories.shape import Shape
+from dev.bench.histories.world import World
 from dev.virtual import jobs
 from dev.virtual.cluster import NAMESPACE, Passage
 from rljob_operator.cluster import ClusterError

@@ -10,11 +10,13 @@ the right one.
 At every change of the cluster an independent count compares what each job holds with what it may hold. At the end all faults
 cease, and within a bounded time every job must be at rest: the split in force, its pods ready or honestly waiting, no move left.
 
+- ``shape``: nodes and jobs that a history begins with
 - ``world``: the cluster, the operator and all that may happen to them
 - ``framework``: the jobs' own side: acknowledgements, drains, metrics, or their absence
 - ``decisions``: splits by chance
 - ``weather``: what becomes of requests
 - ``rest``: whether all has come to rest
 - ``history``: a history as a value: drawn from a seed, run, shortened
+- ``many``: many of them, in several processes
 - ``mutants``: broken operators, which the check must catch
 """

@@ -16,7 +16,7 @@ import typer
 from dev.bench.histories.history import drawn, run, shortened
 from dev.bench.histories.many import Outcome, outcomes, seed_of
 from dev.bench.histories.mutants import MUTANTS
-from dev.bench.histories.world import Shape
+from dev.bench.histories.shape import Shape
 
 _SHOWN = 10
 """Examples in the output: who mends one mends many."""

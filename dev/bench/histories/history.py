@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from dev.bench.histories.decisions import instead_of_deciding
 from dev.bench.histories.mutants import MUTANTS
 from dev.bench.histories.rest import unrest
-from dev.bench.histories.world import ACTS, WEIGHTS, Shape, World
+from dev.bench.histories.shape import Shape
+from dev.bench.histories.world import ACTS, WEIGHTS, World
 
 REST_WITHIN_S = 1200.0
 """Virtual seconds within which all must come to rest once the faults have ceased."""

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dev.bench.histories.history import Verdict, drawn, run
-from dev.bench.histories.world import Shape
+from dev.bench.histories.shape import Shape
 
 
 @dataclass(frozen=True)
