@@ -167,6 +167,10 @@ def _worth(s: Situation, outlook: Outlook, best: Plan, before: Split, target: Sp
             DecisionCode.NOT_WORTH_COST,
             f": {saving_s or 0.0:.0f} s over the {steps} steps that remain, not more than the {cost_s:.0f} s that the move costs",
         )
+    least = s.spec.rebalance.min_gain_fraction
+    if least is not None and gain.mean < least and target.same_shape(best.split):
+        # A single simulation had it above; of a step on the way to a split that is worth it, less is asked.
+        return say(DecisionCode.GAIN_TOO_SMALL, f", less than minGain {s.spec.rebalance.min_gain}")
     mode = s.spec.rebalance.mode
     if mode is not RebalanceMode.AUTO:
         return say(MODE_CODES[mode], f", {saving_s:.0f} s over the run; rebalance.mode {mode.value} leaves it to you")

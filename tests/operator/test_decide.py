@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from rljob_operator.readings import Reading, Trend
 from rljob_operator.rebalance import timestamp, with_replicas
 from rljob_operator.remembered import Remembered
 from rljob_operator.situation import faults_in
+from rljob_planner.api.spec import RLJobSpec
 from rljob_planner.api.status import DecisionCode, DecisionStatus, MoveHistory
 from rljob_planner.calibrate import Calibration
 from rljob_planner.evidence import Evidence
@@ -93,6 +95,25 @@ def test_a_small_gain_is_not_worth_a_move() -> None:
     nothing = run(FakePlanner(best=split(40, 3), period=by_trainers(t2=10.0, t3=9.96)))
     assert nothing.code is DecisionCode.GAIN_TOO_SMALL
     assert "noise of the simulations" in nothing.message
+
+
+class LuckyPlanner(FakePlanner):
+    """Its first simulation flatters three trainers."""
+
+    def _evaluate(self, spec: RLJobSpec, asked_split: Split, rooms: Any, **asked: Any) -> Any:
+        found = super()._evaluate(spec, asked_split, rooms, **asked)
+        lucky = asked["seed"] == 0 and asked_split.trainers.replicas == 3
+        return SimpleNamespace(period_s=found.period_s * (0.95 if lucky else 1.0))
+
+
+def test_a_stated_least_gain_holds_for_the_gain_of_all_simulations() -> None:
+    lucky = LuckyPlanner(best=split(40, 3), period=by_trainers(t2=10.0, t3=9.6))
+    decision = run(lucky, spec=spec(rebalance__minGain="6%"))
+    assert decision.code is DecisionCode.GAIN_TOO_SMALL
+    assert decision.predicted_gain is not None
+    assert 0.04 < decision.predicted_gain < 0.06
+    assert "less than minGain 6%" in decision.message
+    assert run(lucky, spec=spec(rebalance__minGain="5%")).code is DecisionCode.MOVE
 
 
 def test_a_gain_that_the_rest_of_the_run_does_not_pay() -> None:
