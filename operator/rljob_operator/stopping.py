@@ -33,7 +33,7 @@ class Stopping:
             if done is not None
             else "; to go on, apply the job anew under another name"
         )
-        if this.some_exist:
+        if _holds(this):
             await self._running.watch_drain(this)
             words += f"; its GPUs are freed after {self._waits_for(this)}"
         this.verdicts[ConditionType.READY] = Verdict(False, "Complete", words + remedy)
@@ -46,7 +46,7 @@ class Stopping:
             this.update(rebalance=None, split=split)
             words = f"spec.suspend ends the move in {move.phase.value}; resumed with {split.label()}"
             this.said.append(("Normal", "MoveGivenUp", words))
-        if this.some_exist:
+        if _holds(this):
             await self._running.watch_drain(this)
         elif move is None:
             await self._running.replan_stopped(this)
@@ -57,3 +57,8 @@ class Stopping:
     def _waits_for(self, this: Pass) -> str:
         stop = lifecycle.stop_of(this.spec, this.now, this.pods, self._running.latest, this.now_s)
         return stop.words or "its pods are gone: kubectl get pods shows which still terminate"
+
+
+def _holds(this: Pass) -> bool:
+    """Whether pods of the job are there, or its workloads still ask for some: a quota may refuse them today and admit them tomorrow."""
+    return this.some_exist or (this.targets is not None and not status.nothing_wished(this.targets))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import pytest
 
 from dev.virtual.cluster import NAMESPACE
-from tests.operator.scene import scene, split
+from tests.operator.scene import Json, scene, split
 
 PHASES = ["Announce", "Drain", "Shrink", "Grow", "Verify"]
 
@@ -127,6 +129,22 @@ def test_a_job_suspended_in_mid_move_frees_all_gpus_in_order_and_resumes_with_it
         s.settled(8, 2)
         assert not s.layouts[-1]["checkpoint"]
         assert s.layouts[-1]["phase"] == "steady"
+
+
+def test_a_job_whose_pods_are_refused_asks_for_none_once_it_is_suspended() -> None:
+    with scene() as s:
+        create = s.cluster.store.create
+
+        def refuse(plural: str, obj: Json) -> Json:
+            return obj if plural == "pods" else create(plural, obj)
+
+        with mock.patch.object(s.cluster.store, "create", refuse):
+            for name in s.names():
+                s.delete(name)
+            s.until(lambda: not s.pods())
+            s.edit(suspend=True)
+            s.until(lambda: s.condition("Ready").get("reason") == "Suspended")
+            s.until(lambda: not any(s.workload(side)["spec"]["replicas"] for side in ("samplers", "trainers")))
 
 
 def test_a_suspended_job_says_whom_it_waits_for() -> None:
