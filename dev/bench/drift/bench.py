@@ -96,10 +96,16 @@ def play(run: Run, say: Say = lambda _: None, *, quick: bool = False, operator: 
         effect=effect(stage, model),
         policies=list(rows.values()),
         steps=run.steps,
-        aims=aims(rows, stationary=stationary(run), first_is_best=start.total_s <= best.total_s * (1.0 + SAME)),
+        aims=aims(rows, stationary=stationary(run), first_is_best=first_is_best(start, best)),
         decisions=dict(Counter(code for _, code, _ in controlled.decisions)) if controlled else {},
     )
     return Played(stage, model, outcomes, controlled, json)
+
+
+def first_is_best(start: Outcome, best: Outcome) -> bool:
+    """Whether no other static split is clearly better than the first; another cap is no other split."""
+    same = (start.start.samplers, start.start.trainers) == (best.start.samplers, best.start.trainers)
+    return same or start.total_s <= best.total_s * (1.0 + SAME)
 
 
 def stationary(run: Run) -> bool:
