@@ -81,6 +81,7 @@ class Deciding:
         measured = await self._edges.in_thread(measured_move, situation, self._edges.planner)
         situation = replace(situation, moves=situation.moves.model_copy(update={"measured": measured}))
         decision = await self._edges.in_thread(decide, situation, self._edges.planner)
+        self._remembered.rest()
         if decision.code is DecisionCode.MOVE and decision.split is not None and not this.still_holds(decision.split):
             logger.info("%s/%s: another job took what the move needs in the meantime", *this.key)
             return

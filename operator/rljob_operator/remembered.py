@@ -16,6 +16,8 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import TypeVar, cast
 
+from rljob_planner.lengths import LengthDistribution
+
 Answer = TypeVar("Answer")
 Basis = TypeVar("Basis")
 
@@ -71,6 +73,12 @@ class Remembered:
     """Questions that the planner had to answer."""
     spared: int = 0
     """Questions that were answered from here."""
+
+    def rest(self) -> None:
+        """Makes what is kept until the next decision small: hundreds of jobs rest at a time, and one decides."""
+        lengths = getattr(self.basis, "lengths", None)
+        if isinstance(lengths, LengthDistribution):
+            lengths.forget()
 
     def about(self, inputs: Inputs, basis: Basis) -> Basis:
         """What questions about these inputs are to be asked with: the basis of what is known, if that is near enough, else this one."""
