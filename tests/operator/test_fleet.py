@@ -62,7 +62,10 @@ def test_a_crash_loop_is_broken() -> None:
 
 
 def test_a_trimmed_pod_gives_the_same_answers() -> None:
-    whole = pod("a", metadata={"labels": {"rljob.dev/uid": "u", "rljob.dev/role": "trainer", "apps.kubernetes.io/pod-index": "3"}})
+    whole = pod(
+        "a",
+        metadata={"labels": {"rljob.dev/uid": "u", "rljob.dev/role": "trainer", "apps.kubernetes.io/pod-index": "3"}},
+    )
     kept = fleet.trimmed(whole)
     assert "image" not in kept["spec"]["containers"][0]
     assert fleet.view(kept) == fleet.view(whole)
