@@ -254,3 +254,5 @@ def test_the_operators_role_is_narrow() -> None:
         assert "*" not in rule["apiGroups"] + rule["resources"] + rule["verbs"]
         assert "secrets" not in rule["resources"]
         assert not ("rljobs" in rule["resources"] and {"update", "patch", "delete", "create"} & set(rule["verbs"]))
+    removed = {resource for rule in role["rules"] if "delete" in rule["verbs"] for resource in rule["resources"]}
+    assert removed == {"deployments", "services", "networkpolicies"}, "what a spec may cease to ask for, and no more"
