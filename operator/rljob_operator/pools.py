@@ -4,7 +4,7 @@ All samplers are one Deployment, whose pods wait behind the budget gate. A pod t
 its pool when its gate is lifted: a node selector and a label. So a move counts samplers and not pools, no template changes when
 pools do, and limits of a pool hold although the scheduler knows nothing of them.
 
-A pool without a single ready node is lost. Its pods can't be waited for: an unreachable node never says that they have ended. After a
+A pool without a single ready node or pod is lost. Its pods can't be waited for: an unreachable node never says that they have ended. After a
 while the split gives them up, so that the job counts as whole again and goes on with what is left. Their GPUs still count in the
 budget until the API server shows the pods as gone: whether a lost node still computes, nobody knows.
 """
@@ -23,6 +23,7 @@ from rljob_operator.gate import (
     has_ended,
     is_gated,
     is_held,
+    is_ready,
     is_terminating,
     name_of,
     natural,
@@ -56,8 +57,13 @@ class Lost:
         return f"pool {self.name} is lost: {which} ready"
 
 
-def lost_pools(spec: RLJobSpec, nodes: Callable[[], Iterable[Mapping[str, Any]]]) -> dict[str, Lost]:
-    """The pools of a job that have no ready node, by name; empty for a job without pools, or where no node is seen at all."""
+def lost_pools(
+    spec: RLJobSpec, nodes: Callable[[], Iterable[Mapping[str, Any]]], pods: Iterable[Pod] = ()
+) -> dict[str, Lost]:
+    """The pools of a job that have no ready node, by name; empty for a job without pools, or where no node is seen at all.
+
+    A pool with a ready pod among ``pods`` is there whatever its nodes say: whoever takes a label off a node stops nothing that runs on it.
+    """
     if not spec.sampler.pools:
         return {}
     of_pool: dict[str, list[Mapping[str, Any]]] = {pool.name: [] for pool in spec.sampler.pools}
@@ -69,10 +75,11 @@ def lost_pools(spec: RLJobSpec, nodes: Callable[[], Iterable[Mapping[str, Any]]]
             of_pool[pool.name].append(node)
     if not seen:
         return {}
+    serving = {pool_name(pod) for pod in pods if is_ready(pod) and not is_terminating(pod)}
     return {
         name: Lost(name, len(theirs), max((s for node in theirs if (s := _lost_at_s(node)) is not None), default=None))
         for name, theirs in of_pool.items()
-        if not any(is_node_ready(node) for node in theirs)
+        if name not in serving and not any(is_node_ready(node) for node in theirs)
     }
 
 

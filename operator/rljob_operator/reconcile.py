@@ -178,7 +178,7 @@ class Reconciler:
             trainers=fleet.fleet(gate.TRAINER, wanted.trainers, pods, trainers),
             targets=targets,
             workloads=(samplers, trainers),
-            lost_pools=lost_pools(job.spec, self._view.all_nodes),
+            lost_pools=lost_pools(job.spec, self._view.all_nodes, pods),
             rivals=rivals_of(job, self._view.autoscalers_of(self._namespace)),
             others_plan_first=lambda: others_plan_first(raw, self._view.other_jobs(self._uid), self._view.all_nodes()),
             has_quotas=bool(self._view.quotas_of(self._namespace)),

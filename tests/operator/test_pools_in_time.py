@@ -105,6 +105,18 @@ def test_a_lost_pool_is_given_up_after_a_while_and_used_again_when_it_is_back() 
     assert world.degraded()[0] == "AsExpected"
 
 
+def test_samplers_that_run_on_a_node_whose_label_is_taken_off_are_left_alone() -> None:
+    world = World()
+    store = world.cluster.store
+    there = {p["metadata"]["name"] for p in world.cluster.pods(world.uid, "sampler")}
+    node = store.get("nodes", None, "near")
+    assert node is not None
+    store.replace("nodes", {**node, "metadata": {**node["metadata"], "labels": {}}})
+    world.run(300)
+    assert {p["metadata"]["name"] for p in world.cluster.pods(world.uid, "sampler")} == there
+    assert world.planned() == {"near": 4, "far": 4}
+
+
 def test_new_nodes_take_the_place_of_lost_ones_that_are_removed() -> None:
     world = World()
     world.cluster.machines.lose("near")
