@@ -16,7 +16,7 @@ from rljob_operator.passes import Pass
 from rljob_operator.promises import Promises
 from rljob_operator.rebalance import epoch_s
 from rljob_operator.status import Verdict
-from rljob_planner.api.status import ConditionType, Phase, RLJobStatus
+from rljob_planner.api.status import ConditionType, DecisionCode, Phase, RLJobStatus
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +90,7 @@ class Reporting:
                 pegged=calibration is not None and calibration.pegged,
                 overdue=move is not None and move.held_since is None and this.now_s > epoch_s(move.deadline),
                 rivals=rivals.words(this.rivals, self._namespace) if this.rivals else "",
-                others=this.degradations,
+                others=(*this.degradations, *self._side_broken(this)),
             )
             split = this.now.split
             if split is not None and not (
@@ -137,6 +137,14 @@ class Reporting:
             this.said.append((kind, condition.reason, condition.message))
         for kind, reason, message in this.said:
             await self._actions.say(this.raw["metadata"], kind, reason, message, now_s=this.now_s)
+
+    @staticmethod
+    def _side_broken(this: Pass) -> tuple[tuple[str, str], ...]:
+        """What the last decision found broken by the metrics; it stands until the next decision, as what was measured does."""
+        last = story.last_decision(this.now)
+        if last is None or last.code is not DecisionCode.SIDE_BROKEN or stopping(this.spec, this.now):
+            return ()
+        return ((last.code.value, last.message),)
 
     def _measure(self, this: Pass, held: int) -> None:
         """Brings the operator's own metrics of the job up to date."""

@@ -88,6 +88,8 @@ class Scene:
         """The same for each pod, where they differ."""
         self.wish: Split | None = None
         """Where decisions go, None: nowhere."""
+        self.fault: str | None = None
+        """What decisions find broken, None: nothing."""
         self.layouts: list[Json] = []
         """Every layout that was published."""
         self.trainers_met = False
@@ -174,6 +176,8 @@ class Scene:
         )
 
     def _decide(self, situation: Situation, _planner: Planner) -> Decision:
+        if self.fault is not None:
+            return Decision(DecisionCode.SIDE_BROKEN, self.fault)
         if self.wish is None or self.wish.same_shape(situation.split) or not situation.pods_ready:
             return Decision(DecisionCode.AT_OPTIMUM, "all is well")
         moves = situation.moves

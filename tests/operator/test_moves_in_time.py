@@ -478,6 +478,18 @@ def test_a_budget_that_is_lowered_while_suspended_is_kept_from_the_start() -> No
         s.settled(4, 1)
 
 
+def test_a_side_that_the_metrics_show_to_be_broken_degrades_the_job_until_they_no_longer_do() -> None:
+    with scene() as s:
+        s.fault = "sampler pod run-samplers-1 takes 50 ms a token"
+        s.until(lambda: s.condition("Degraded")["status"] == "True")
+        s.clock.run_for(120.0)
+        assert s.condition("Degraded")["reason"] == "SideBroken"
+        assert "50 ms a token" in s.condition("Degraded")["message"]
+        s.fault = None
+        s.until(lambda: s.condition("Degraded")["status"] == "False")
+        assert len(s.events("SideBroken")) == 1
+
+
 def test_gpus_that_are_scattered_are_not_moved_for() -> None:
     with scene() as s:
         # One sampler more on each node than a trainer leaves: no node would have four free GPUs.
