@@ -62,6 +62,7 @@ OF_REASON: Mapping[str, Limit] = {
     "NothingFeasible": Limit.PLACEMENT,
     "WaitingForBudget": Limit.PLACEMENT,
     "PodsBroken": Limit.BROKEN_SIDE,
+    "SideBroken": Limit.BROKEN_SIDE,
     "MoveStuck": Limit.MOVE,
     "CalibrationPegged": Limit.UNCERTAINTY,
 }

@@ -349,7 +349,9 @@ class Rebalance(ApiModel):
         alias="maxStepGPUs",
         ge=1,
         le=1_000_000,
-        description="Most GPUs that one move takes from a side; the wider replica's GPUs if absent.",
+        description=(
+            "Most GPUs that one move takes from a side, rounded up to whole sampler replicas; the wider replica's GPUs if absent."
+        ),
     )
 
     @property
