@@ -75,7 +75,7 @@ def test_the_higher_priority_plans_first_nobody_is_evicted_and_freed_gpus_are_pi
     told = rig.wait_condition("low", "Planned", "False", "DoesNotFit")["message"]
     # Whether the pods of the other are there already is a matter of moments.
     assert f"RLJob {rig.namespace}/high" in told
-    assert "8 GPUs" in told
+    assert "others hold 8" in told
     assert pods_of(rig, "low") == {}
     running = set(pods_of(rig, "high"))
 
