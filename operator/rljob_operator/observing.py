@@ -17,6 +17,9 @@ from rljob_operator.status import Verdict, rounded
 from rljob_operator.telemetry import MIN_SCRAPES, wished_window_s
 from rljob_planner.api.status import ConditionType, MovePhase, ObservedStatus
 
+LONGEST_WINDOW_S = 6 * 3600.0
+"""Longest window in which steps are looked for where shorter ones held none: a question over a day costs Prometheus too much."""
+
 
 class Observer:
     """What a process remembers of a job's metrics between passes: the last ones, and when it read them."""
@@ -27,6 +30,8 @@ class Observer:
         self._read_s: float | None = None
         self.latest: Telemetry | None = None
         """The metrics read last; None before the first look, and after the layout that they describe has ended."""
+        self._stepped_since_s: float | None = None
+        """Since when the layout is in force of which a window held two steps."""
 
     @property
     def age_s(self) -> float:
@@ -84,7 +89,7 @@ class Observer:
                 trainer_pods=this.ready_names(gate.TRAINER),
                 since_s=since_s,
                 now_s=this.now_s,
-                window_s=wished_window_s(_period_s(this), self._config.metrics_window_s, self._config.scrape_s),
+                window_s=self._window_s(this, since_s),
                 scrape_s=self._config.scrape_s,
                 samples_per_prompt=workload.samples_per_prompt,
                 max_response_tokens=workload.response_tokens.max,
@@ -92,7 +97,20 @@ class Observer:
                 series=series,
             ),
         )
+        if (self.latest.steps_in_window.value or 0) > 1:
+            self._stepped_since_s = since_s
         return True
+
+    def _window_s(self, this: Pass, since_s: float | None) -> float:
+        """The window to ask for; twice the last one while no window of this layout has held two steps.
+
+        A period is seen between two steps alone. Where steps take many times longer than planned, a window of planned periods would never
+        hold two, and the job would settle for ever. A trainer that stops after some steps is no such case.
+        """
+        window_s = wished_window_s(_period_s(this), self._config.metrics_window_s, self._config.scrape_s)
+        if self.latest is None or self.latest.steps_in_window.value not in (0, 1) or self._stepped_since_s == since_s:
+            return window_s
+        return max(window_s, min(LONGEST_WINDOW_S, 2.0 * self.latest.window_s))
 
     def report(self, this: Pass, telemetry: Telemetry) -> None:
         """Puts what the metrics say into the status, the conditions and the operator's own metrics."""
