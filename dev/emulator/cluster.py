@@ -56,7 +56,6 @@ class LayoutVolume:
     forced_lag_s: float | None = None
     """A lag that no annotation shortens, in seconds; a fault."""
     _coming: list[tuple[float, Layout]] = field(default_factory=list)
-    _touched_at: float | None = None
     _last: Layout | None = None
 
     def wrote(self, text: str, now: float) -> None:

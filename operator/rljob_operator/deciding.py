@@ -83,8 +83,8 @@ class Deciding:
         decision = await self._edges.in_thread(decide, situation, self._edges.planner)
         self._remembered.rest()
         if decision.code is DecisionCode.MOVE and decision.split is not None and not this.still_holds(decision.split):
-            logger.info("%s/%s: another job took what the move needs in the meantime", *this.key)
-            return
+            words = f"another job took what {decision.split.label()} needs while that was weighed, so the split in force stays"
+            decision = replace(decision, code=DecisionCode.NOTHING_PLACEABLE, message=words)
         self._metrics.decided(*this.key, decision.code, decision.predicted_gain)
         logger.info("%s/%s: %s: %s", *this.key, decision.code, decision.message)
         this.update(

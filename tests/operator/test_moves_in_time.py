@@ -7,6 +7,7 @@ from unittest import mock
 import pytest
 
 from dev.virtual.cluster import NAMESPACE
+from rljob_operator.passes import Pass
 from tests.operator.scene import Json, scene, split
 
 PHASES = ["Announce", "Drain", "Shrink", "Grow", "Verify"]
@@ -497,3 +498,13 @@ def test_gpus_that_are_scattered_are_not_moved_for() -> None:
         s.until(lambda: s.events("NothingPlaceable") or s.move)
         assert s.events("NothingPlaceable"), "two GPUs are not room for a trainer of four"
         assert s.move is None
+
+
+def test_a_move_whose_room_another_job_took_is_said_and_not_begun() -> None:
+    with scene() as s:
+        with mock.patch.object(Pass, "still_holds", return_value=False):
+            s.wish = split(12, 1)
+            s.until(lambda: "NothingPlaceable" in s.codes)
+        assert s.move is None
+        assert "another job took what 12×1 samplers + 1×4 trainers needs" in s.status["decisions"][-1]["message"]
+        s.until(lambda: s.move)
