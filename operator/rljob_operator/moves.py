@@ -12,7 +12,7 @@ from rljob_operator.config import Config
 from rljob_operator.edges import Edges
 from rljob_operator.metrics import OperatorMetrics
 from rljob_operator.move_cost import averaged, left_behind
-from rljob_operator.observing import Observer
+from rljob_operator.observing import Observer, known_period_s
 from rljob_operator.passes import Pass
 from rljob_operator.rebalance import Deadlines, Observation, epoch_s, timestamp
 from rljob_operator.replanning import Replanner
@@ -31,6 +31,9 @@ from rljob_planner.split import Split
 
 BACK_OFF_S = 60.0
 """First pause after a roll-back; it doubles with each further one."""
+
+ACKNOWLEDGE_PERIODS = 3.0
+"""Periods that the job has at least to acknowledge a layout: it does so at a step boundary, and the side that shrank makes steps longer."""
 
 LONGEST_BACK_OFF_S = 3600.0
 
@@ -68,7 +71,7 @@ class Moves:
     def _deadlines(self, this: Pass) -> Deadlines:
         base = self._config.deadlines
         return Deadlines(
-            acknowledge_s=base.acknowledge_s,
+            acknowledge_s=max(base.acknowledge_s, ACKNOWLEDGE_PERIODS * (known_period_s(this) or 0.0)),
             drain_s=this.spec.sampler.drain_timeout_s,
             gone_s=base.gone_s,
             ready_s=base.ready_s,

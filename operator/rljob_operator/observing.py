@@ -107,7 +107,7 @@ class Observer:
         A period is seen between two steps alone. Where steps take many times longer than planned, a window of planned periods would never
         hold two, and the job would settle for ever. A trainer that stops after some steps is no such case.
         """
-        window_s = wished_window_s(_period_s(this), self._config.metrics_window_s, self._config.scrape_s)
+        window_s = wished_window_s(known_period_s(this), self._config.metrics_window_s, self._config.scrape_s)
         if self.latest is None or self.latest.steps_in_window.value not in (0, 1) or self._stepped_since_s == since_s:
             return window_s
         return max(window_s, min(LONGEST_WINDOW_S, 2.0 * self.latest.window_s))
@@ -156,8 +156,8 @@ class Observer:
         )
 
 
-def _period_s(this: Pass) -> float | None:
-    """The period as observed last, else as planned."""
+def known_period_s(this: Pass) -> float | None:
+    """The period in seconds as observed last, else as planned; None if there is neither."""
     observed, planned = this.before.observed, this.before.plan
     if observed is not None and observed.period_seconds is not None:
         return observed.period_seconds

@@ -8,6 +8,7 @@ import pytest
 
 from dev.virtual.cluster import NAMESPACE
 from rljob_operator.passes import Pass
+from tests.operator import scene as staging
 from tests.operator.scene import Json, scene, split
 
 PHASES = ["Announce", "Drain", "Shrink", "Grow", "Verify"]
@@ -508,3 +509,13 @@ def test_a_move_whose_room_another_job_took_is_said_and_not_begun() -> None:
         assert s.move is None
         assert "another job took what 12×1 samplers + 1×4 trainers needs" in s.status["decisions"][-1]["message"]
         s.until(lambda: s.move)
+
+
+def test_a_job_with_long_steps_has_three_of_them_to_acknowledge() -> None:
+    with mock.patch.object(staging, "PERIOD_S", 60.0), scene() as s:
+        s.acknowledges_s = 150.0
+        s.wish = split(12, 1)
+        s.until(lambda: s.move)
+        s.settled(12, 1)
+        assert "MoveCommitted" in s.codes
+        assert "MoveRolledBack" not in s.codes
