@@ -62,20 +62,27 @@ def lost_pools(
 ) -> dict[str, Lost]:
     """The pools of a job that have no ready node, by name; empty for a job without pools, or where no node is seen at all.
 
-    A pool with a ready pod among ``pods`` is there whatever its nodes say: whoever takes a label off a node stops nothing that runs on it.
+    A pool with a ready pod among ``pods`` is there although no node carries its label: whoever takes a label off a node stops nothing that
+    runs on it. What a pod on a node that is not ready said last counts for nothing.
     """
     if not spec.sampler.pools:
         return {}
     of_pool: dict[str, list[Mapping[str, Any]]] = {pool.name: [] for pool in spec.sampler.pools}
-    seen = False
+    seen, silent = False, set()
     for node in nodes():
         seen = True
+        if not is_node_ready(node):
+            silent.add(str(node["metadata"]["name"]))
         pool = pool_of(spec, node)
         if pool is not None:
             of_pool[pool.name].append(node)
     if not seen:
         return {}
-    serving = {pool_name(pod) for pod in pods if is_ready(pod) and not is_terminating(pod)}
+    serving = {
+        pool_name(pod)
+        for pod in pods
+        if is_ready(pod) and not is_terminating(pod) and pod["spec"].get("nodeName") not in silent
+    }
     return {
         name: Lost(name, len(theirs), max((s for node in theirs if (s := _lost_at_s(node)) is not None), default=None))
         for name, theirs in of_pool.items()
