@@ -80,13 +80,13 @@ class Lives:
         return np.asarray(at - self.away_tokens + every * np.arange(number, dtype=np.float64), dtype=np.float64)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=8)
 def lives_of(lengths: LengthDistribution, group_size: int, correlation: float) -> Lives:
     """Lives in tokens of samples of these lengths, a group living as long as its longest."""
     return Lives(Survival(lengths.coarse), Survival(lengths.longest_of(group_size, correlation)))
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=8)
 def lives_with_stays(
     lengths: LengthDistribution, group_size: int, correlation: float, away_tokens: float, spread: float
 ) -> Lives:
