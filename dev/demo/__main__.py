@@ -85,6 +85,7 @@ class Demo:
                 view.say(f"applied {self._job_file.name}: {self._spec['gpus']} GPUs")
                 self._watch(world, view)
                 self._steps.poll()
+                (self._output / "describe.txt").write_text(world.described())
             view.say("stopped everything; writing the results")
             result = self._conclude()
         return self._report(result)
@@ -201,7 +202,8 @@ class Demo:
                 highlight=False,
             )
         say(
-            f"results: {self._output / 'result.json'}, {self._output / 'timeline.html'}",
+            f"results: {self._output / 'result.json'}, {self._output / 'timeline.html'}; what kubectl describe told at the end: "
+            f"{self._output / 'describe.txt'}",
             highlight=False,
             soft_wrap=True,
         )

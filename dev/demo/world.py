@@ -65,7 +65,7 @@ kind: Role
 metadata: {{name: look, namespace: {TEAM}}}
 rules:
 - {{apiGroups: [rljob.dev], resources: [rljobs], verbs: [get, list, watch]}}
-- {{apiGroups: [""], resources: [pods, configmaps], verbs: [get, list, watch]}}
+- {{apiGroups: [""], resources: [pods, configmaps, events], verbs: [get, list, watch]}}
 ---
 apiVersion: rbac.authorization.k8s.io/v1
 kind: Role
@@ -192,6 +192,11 @@ class World:
     def apply_job(self) -> None:
         """Apply the RLJob as a member of the team would."""
         self.plane.kubectl("apply", "--server-side", "-n", TEAM, "-f", str(self._job_file), kubeconfig=self._member)
+
+    def described(self) -> str:
+        """What ``kubectl describe`` tells a member of the team of the job, events included."""
+        told = self.plane.kubectl("describe", "rljob", self.name, "-n", TEAM, kubeconfig=self._member, check=False)
+        return told.stdout or told.stderr
 
     def follow_pods(self, taker: Taker) -> None:
         """Every event of the team's pods from now on."""
