@@ -206,6 +206,9 @@ def faults_in(telemetry: Telemetry, spec: RLJobSpec, hardware: Mapping[str, str]
 
 
 def _slow_samplers(telemetry: Telemetry, kinds: Mapping[str, str]) -> tuple[str, ...]:
+    if telemetry.since_s is None or telemetry.since_s < 2.0 * telemetry.window_s:
+        # A window that holds the start of a layout shows who started when: all at once, with prompts alone, or a moment later.
+        return ()
     seen = {
         pod: (sampler.iteration_s.value, sampler.running_mean.value)
         for pod, sampler in telemetry.samplers.items()

@@ -231,6 +231,8 @@ def test_a_sampler_far_slower_than_its_siblings_is_broken() -> None:
     assert faults_in(telemetry(samplers=two, ready_samplers=frozenset(two)), spec()) == ()
     unknown = pods | {"s-0": sampler(iteration_s=Reading.missing())}
     assert faults_in(telemetry(samplers=unknown, ready_samplers=frozenset(pods)), spec()) == ()
+    young = telemetry(samplers=pods, ready_samplers=frozenset(pods), since_s=200.0)
+    assert faults_in(young, spec()) == (), "a window that holds the start says who started when"
 
 
 def test_a_sampler_is_compared_with_those_on_the_same_gpus() -> None:
