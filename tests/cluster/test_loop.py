@@ -45,21 +45,21 @@ def begin(rig: Rig, *, drift: bool = True, **spec: Any) -> Json:
     return first
 
 
-def wait_move(rig: Rig, phase: str | None = None, timeout_s: float = 120.0) -> Json:
+def wait_move(rig: Rig, phase: str | None = None, timeout_s: float = 300.0) -> Json:
     """Waits for a move to be under way, in a phase if one is named."""
 
     def under_way() -> Json | None:
         move = rig.status("job").get("rebalance")
         return move if move and phase in (None, move["phase"]) else None
 
-    return dict(
-        eventually(
-            under_way, f"a move in {phase or 'any phase'}; decisions {codes(rig)}", timeout_s=timeout_s, every_s=0.05
-        )
-    )
+    try:
+        return dict(eventually(under_way, f"a move in {phase or 'any phase'}", timeout_s=timeout_s, every_s=0.05))
+    except AssertionError as error:
+        told = [(d["code"], d["message"]) for d in rig.status("job").get("decisions", ())]
+        raise AssertionError(f"{error}; decisions {told}") from error
 
 
-def wait_moved(rig: Rig, timeout_s: float = 120.0) -> Json:
+def wait_moved(rig: Rig, timeout_s: float = 300.0) -> Json:
     """Waits for the first committed move and returns the status."""
     eventually(lambda: rig.status("job").get("moves", {}).get("moves", 0) >= 1, "a committed move", timeout_s=timeout_s)
     return rig.status("job")
