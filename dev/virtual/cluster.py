@@ -161,13 +161,10 @@ class Connection:
         name = obj["metadata"].get("name", "")
         return await self._write("create", resource.plural, name, (lambda: obj) if dry_run else write)
 
-    async def merge(
-        self, resource: Resource, namespace: str, name: str, patch: Json, *, sub: str | None = None
-    ) -> Json:
-        """A JSON merge patch of an object, or of its status alone."""
+    async def merge(self, resource: Resource, namespace: str, name: str, patch: Json) -> Json:
+        """A JSON merge patch of an object, which leaves the status of an RLJob alone."""
         if resource.plural == "rljobs":
-            kept = ("metadata", "status") if sub == "status" else ("metadata", "spec")
-            patch = {key: value for key, value in patch.items() if key in kept}
+            patch = {key: value for key, value in patch.items() if key in ("metadata", "spec")}
         return await self._write(
             "merge", resource.plural, name, lambda: self._store.merge(resource.plural, namespace, name, patch)
         )

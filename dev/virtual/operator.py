@@ -22,7 +22,7 @@ from rljob_operator.edges import Edges, Observe, Question
 from rljob_operator.fence import Fence, Fenced
 from rljob_operator.metrics import OperatorMetrics
 from rljob_operator.readings import SamplerTelemetry, Telemetry
-from rljob_operator.reconcile import Reconciler
+from rljob_operator.reconcile import Reconciler, retry_s
 from rljob_operator.situation import Planner
 
 BURST_S = 0.2
@@ -202,7 +202,7 @@ class VirtualOperator:
                 failures = 0
             except Exception as error:
                 failures += 1
-                delay_s = min(60.0, 0.5 * 2**failures)
+                delay_s = retry_s(failures)
                 if not isinstance(error, ClusterError):
                     said = f"{type(error).__name__}: {error}"
                     if said not in self.failures:

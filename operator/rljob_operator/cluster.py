@@ -135,9 +135,7 @@ class Api(Protocol):
     async def create(self, resource: Resource, namespace: str, obj: Json, *, dry_run: bool = False) -> Json:
         """Creates an object, or only asks whether it could be."""
 
-    async def merge(
-        self, resource: Resource, namespace: str, name: str, patch: Json, *, sub: str | None = None
-    ) -> Json:
+    async def merge(self, resource: Resource, namespace: str, name: str, patch: Json) -> Json:
         """A JSON merge patch; a resourceVersion in its metadata makes it conditional."""
 
     async def put_status(self, resource: Resource, namespace: str, name: str, obj: Json) -> Json:
@@ -249,13 +247,11 @@ class Cluster:
             query |= {"dryRun": "All", "fieldValidation": "Strict"}
         return await self._request("POST", resource.path(namespace), query=query, body=obj)
 
-    async def merge(
-        self, resource: Resource, namespace: str, name: str, patch: Json, *, sub: str | None = None
-    ) -> Json:
+    async def merge(self, resource: Resource, namespace: str, name: str, patch: Json) -> Json:
         """A JSON merge patch; a resourceVersion in its metadata makes it conditional."""
         return await self._request(
             "PATCH",
-            resource.path(namespace, name, sub),
+            resource.path(namespace, name),
             query={"fieldManager": FIELD_MANAGER},
             body=patch,
             content_type="application/merge-patch+json",

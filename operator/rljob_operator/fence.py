@@ -155,12 +155,10 @@ class Fenced:
             return await self._cluster.create(resource, namespace, obj, dry_run=True)
         return await self._write(self._cluster.create(resource, namespace, obj))
 
-    async def merge(
-        self, resource: Resource, namespace: str, name: str, patch: Json, *, sub: str | None = None
-    ) -> Json:
+    async def merge(self, resource: Resource, namespace: str, name: str, patch: Json) -> Json:
         """A JSON merge patch of an object as it was read."""
         _conditional(patch.get("metadata"), f"patch of {resource.plural} {name}")
-        return await self._write(self._cluster.merge(resource, namespace, name, patch, sub=sub))
+        return await self._write(self._cluster.merge(resource, namespace, name, patch))
 
     async def put_status(self, resource: Resource, namespace: str, name: str, obj: Json) -> Json:
         """Replaces the status of an object as it was read."""

@@ -59,6 +59,11 @@ CONFLICT_S = 0.2
 """Pause after somebody else wrote first: longer than their write, too short to be noticed."""
 
 
+def retry_s(failures: int) -> float:
+    """Pause in seconds after so many passes over a job that failed in a row, one or more."""
+    return float(min(60.0, 0.5 * 2**failures))
+
+
 class Reconciler:
     """The passes over one RLJob."""
 

@@ -22,7 +22,7 @@ from rljob_operator.edges import Edges
 from rljob_operator.fence import Fence, Fenced, Holding, TakeOver
 from rljob_operator.leader import Elector
 from rljob_operator.metrics import OperatorMetrics
-from rljob_operator.reconcile import Reconciler
+from rljob_operator.reconcile import Reconciler, retry_s
 from rljob_operator.view import View
 
 HANDOVER_S = 5.0
@@ -185,7 +185,7 @@ class Memo:
                 failures = 0
             except Exception as error:
                 failures += 1
-                delay_s = min(60.0, 0.5 * 2**failures)
+                delay_s = retry_s(failures)
                 self.metrics.reconcile_failed(job.namespace, job.name)
                 # What the API server refused is all in its message; a traceback is for what nobody foresaw.
                 unforeseen = not isinstance(error, ClusterError)

@@ -325,10 +325,6 @@ class Plant:
             w.trained_tokens[:n].copy(),
         )
 
-    def staleness_of(self, version: int) -> NDArray[np.int64]:
-        """Trained samples of the step that made ``version`` + 1, by staleness."""
-        return np.asarray(self._world.staleness[version])
-
     def start(self, samplers: Sequence[str], trainers: Sequence[str], in_flight: int, generation: int = 1) -> None:
         """All pods ready and one layout in force from now on."""
         self.set_samplers(samplers)
