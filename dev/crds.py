@@ -1,7 +1,7 @@
 """Writes the CRDs from the models, or says that a file is out of date: ``python -m dev.crds [--check]``.
 
 The generated files are kept in the repository, since users apply them from there and reviewers see in it what a change of
-the models means for them.
+the models means for them. The chart gets copies, since helm reads nothing outside of a chart.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ CRD_FILE = ROOT / "crds" / "rljob.dev_rljobs.yaml"
 PROFILE_CRD_FILE = ROOT / "crds" / "rljob.dev_rljobprofiles.yaml"
 """The CRD of RLJobProfiles that users apply."""
 
+CHART_DIR = ROOT / "charts" / "rljob-operator" / "files" / "crds"
+"""Where the chart has its copies, under the same names."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Writes the files, or with ``--check`` returns 1 and shows what would change."""
@@ -29,7 +32,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     check = parser.parse_args(arguments).check
     stale = [
         file
-        for file, wanted in ((CRD_FILE, crd_yaml()), (PROFILE_CRD_FILE, profile_crd_yaml()))
+        for source, wanted in ((CRD_FILE, crd_yaml()), (PROFILE_CRD_FILE, profile_crd_yaml()))
+        for file in (source, CHART_DIR / source.name)
         if _differs(file, wanted, check)
     ]
     return 1 if stale else 0

@@ -71,6 +71,7 @@ def test_a_stale_file_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(crds, "ROOT", tmp_path)
     monkeypatch.setattr(crds, "CRD_FILE", tmp_path / "crd.yaml")
     monkeypatch.setattr(crds, "PROFILE_CRD_FILE", tmp_path / "profiles.yaml")
+    monkeypatch.setattr(crds, "CHART_DIR", tmp_path)
     (tmp_path / "crd.yaml").write_text(crd_yaml().replace("shortNames", "shortnames"), encoding="utf-8")
     assert crds.main(["--check"]) == 1
     assert "-    shortnames:" in capsys.readouterr().out
