@@ -1,0 +1,54 @@
+"""``python -m dev.dashboards``: write the dashboards' JSON; with ``--check`` only say which files are out of date."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from dev.dashboards import fleet, job, planner_truth
+from dev.dashboards.board import Board
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "charts" / "rljob-operator" / "dashboards"
+
+BOARDS: dict[str, Board] = {"fleet": fleet.BOARD, "job": job.BOARD, "planner": planner_truth.BOARD}
+"""The dashboards by the name of their file."""
+
+
+def path_of(name: str) -> Path:
+    """Where a dashboard's JSON is."""
+    return FOLDER / f"{name}.json"
+
+
+def text_of(name: str) -> str:
+    """A dashboard's JSON as it is written."""
+    return json.dumps(BOARDS[name].json(), indent=1, ensure_ascii=False) + "\n"
+
+
+def outdated() -> list[Path]:
+    """Files that differ from what would be written today."""
+    return [
+        path_of(n) for n in BOARDS if not path_of(n).is_file() or path_of(n).read_text(encoding="utf-8") != text_of(n)
+    ]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write, or compare."""
+    parser = argparse.ArgumentParser(prog="python -m dev.dashboards", description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if a file is out of date")
+    if parser.parse_args(arguments).check:
+        for path in outdated():
+            print(f"{path.relative_to(ROOT)} is out of date; write it with: make dashboards", file=sys.stderr)
+        return 1 if outdated() else 0
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    for name in BOARDS:
+        path_of(name).write_text(text_of(name), encoding="utf-8")
+        print(path_of(name).relative_to(ROOT))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
