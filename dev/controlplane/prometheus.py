@@ -15,6 +15,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -113,6 +114,18 @@ def pods_scrape_config(*, server: str, ca_file: Path, token_file: Path, exporter
     return yaml.safe_dump([job], sort_keys=False)
 
 
+def operator_scrape_config(address: str, namespace: str) -> str:
+    """Return ``scrape_configs`` (YAML) for the operator, whose metrics are at ``address`` (host:port); joins on to those of pods.
+
+    The target gets the labels that the chart's monitors give it: ``job`` is ``rljob-operator``, and ``namespace`` that of the release.
+    """
+    job = {
+        "job_name": "rljob-operator",
+        "static_configs": [{"targets": [address], "labels": {"namespace": namespace}}],
+    }
+    return yaml.safe_dump([job], sort_keys=False)
+
+
 class Prometheus:
     """A running Prometheus. Make one with ``start``; it ends with this process, as a plane does."""
 
@@ -126,12 +139,17 @@ class Prometheus:
 
     @classmethod
     def start(
-        cls, plane_or_data_dir: ControlPlane | Path | None = None, *, config: str, scrape_interval_s: float = 1.0
+        cls,
+        plane_or_data_dir: ControlPlane | Path | None = None,
+        *,
+        config: str,
+        scrape_interval_s: float = 1.0,
+        rule_files: Sequence[Path] = (),
     ) -> Self:
         """Start Prometheus beside a plane (and with its life), or on its own in a data directory.
 
-        ``config`` is the value of ``scrape_configs`` as YAML. Without a plane or a directory it lives in a temporary
-        one. Raises ComponentError, with the log's last lines, if it does not get ready.
+        ``config`` is the value of ``scrape_configs`` as YAML; ``rule_files`` are recording and alerting rules. Without a plane or a directory
+        it lives in a temporary one. Raises ComponentError, with the log's last lines, if it does not get ready.
         """
         ensure_built()
         if isinstance(plane_or_data_dir, ControlPlane):
@@ -141,7 +159,7 @@ class Prometheus:
             supervisor, own = cls._own(plane_or_data_dir), True
         prometheus = cls(supervisor, free_ports(1)[0], own_supervisor=own)
         try:
-            prometheus._configure(config, scrape_interval_s)
+            prometheus._configure(config, scrape_interval_s, rule_files)
             prometheus.start_again()
         except BaseException:
             prometheus.close()
@@ -155,10 +173,11 @@ class Prometheus:
         paths.run_dir().mkdir(parents=True, exist_ok=True, mode=0o700)
         return Supervisor(Path(tempfile.mkdtemp(dir=paths.run_dir(), prefix="prometheus-")), remove=True)
 
-    def _configure(self, config: str, scrape_interval_s: float) -> None:
+    def _configure(self, config: str, scrape_interval_s: float, rule_files: Sequence[Path]) -> None:
         interval = f"{round(scrape_interval_s * 1000)}ms"
         document = {
             "global": {"scrape_interval": interval, "scrape_timeout": interval, "evaluation_interval": interval},
+            "rule_files": [str(file.absolute()) for file in rule_files],
             "scrape_configs": yaml.safe_load(config),
         }
         self._directory.mkdir(parents=True, exist_ok=True)
