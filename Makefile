@@ -11,7 +11,7 @@ FAST_TESTS := tests/unit tests/planner tests/operator
 IN_TREE := --basetemp=.pytest_tmp
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast test-pythons lint format generate bench clean
+.PHONY: help setup demo test test-fast test-pythons lint format generate bench clean krew
 
 help: ## Say what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | while IFS='|' read -r name text; do printf '  make %-13s %s\n' "$$name" "$$text"; done
@@ -58,13 +58,17 @@ format: setup ## Format the code
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
-generate: setup ## Write the files that are generated: CRD, JSON Schemas, and the pages of docs with their figures
+generate: setup ## Write the files that are generated: CRD, JSON Schemas, the chart's README, and the pages of docs with their figures
 	@$(BIN)/python -m dev.crds
+	@$(BIN)/python -m dev.chart
 	@$(BIN)/python -m dev.schemas
 	@$(BIN)/python -m dev.docs
 
 bench: setup ## Measure the speed of the planner, beside the plain simulator in the same run
 	@$(BIN)/python -m dev.bench.planner
+
+krew: setup ## Build the krew plugin into dist/krew; URL=https://… says where the archive will lie
+	@$(BIN)/python -m dev.krew $(if $(URL),--url '$(URL)')
 
 clean: ## Remove what make has made here (the cache with the control plane stays)
 	@rm -rf $(VENV) $(VENV)-* .demo build dist .mypy_cache .ruff_cache .pytest_cache .pytest_tmp .hypothesis .import_linter_cache
