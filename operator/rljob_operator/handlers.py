@@ -79,7 +79,8 @@ def registry(config: Config) -> tuple[kopf.OperatorRegistry, Memo]:
     def login(**kwargs: Any) -> kopf.ConnectionInfo | None:
         return kopf.login_with_service_account(**kwargs) or kopf.login_with_kubeconfig(**kwargs)
 
-    @kopf.on.probe(id="reconciling", registry=found)
+    # Without another try: kopf would wait a minute for it, and the probe of the kubelet with it.
+    @kopf.on.probe(id="reconciling", errors=kopf.ErrorsMode.PERMANENT, registry=found)
     def reconciling(**_: Any) -> float:
         if memo.pods is not None and memo.pods.lost and not memo.closing:
             raise RuntimeError("the watch of pods ended, so that nothing would be seen any more")

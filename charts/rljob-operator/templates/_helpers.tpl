@@ -27,6 +27,12 @@ app.kubernetes.io/name: rljob-operator
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 
+{{/* The pod of `helm test`: no pod of the operator, so that no Service, policy or budget takes it for one. */}}
+{{- define "rljob-operator.testLabels" -}}
+app.kubernetes.io/name: rljob-operator-test
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
 {{- define "rljob-operator.labels" -}}
 {{ include "rljob-operator.selectorLabels" . }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
