@@ -147,6 +147,18 @@ CASES: tuple[Case, ...] = (
         accepted=adopting(),
     ),
     Case(
+        "slices-of-gpus",
+        "nodes.gpuResource counts slices or shares of GPUs",
+        rejected={"spec.nodes": {"gpuResource": "nvidia.com/mig-1g.10gb"}},
+        accepted={"spec.nodes": {"gpuResource": "amd.com/gpu"}},
+    ),
+    Case(
+        "shares-of-gpus-for-a-role",
+        "nodes.gpuResource counts slices or shares of GPUs",
+        rejected={"spec.sampler.nodes": {"gpuResource": "nvidia.com/gpu.shared"}},
+        accepted={"spec.sampler.nodes": {"gpuResource": "amd.com/spx_nps1"}},
+    ),
+    Case(
         "two-models",
         "say which model: either model.name",
         rejected={"spec.model.config": {"hidden_size": 4096}},

@@ -58,7 +58,7 @@ class Census:
         self._bound: dict[tuple[str, str], dict[str, int]] = {}
         self._pods: dict[str, list[Pod]] = {}
         self._namespaces: dict[str, list[Pod]] = {}
-        self._with_claims: dict[str, int] = {}
+        self._with_claims: dict[str, dict[str, int]] = {}
         self.waiting: list[Waiting] = []
         """Pods that wait for the scheduler."""
         for pod in pods:
@@ -85,9 +85,9 @@ class Census:
         """The pods of a namespace."""
         return self._namespaces.get(namespace, ())
 
-    def with_claims(self, without: str) -> int:
-        """Pods on nodes that use resource claims, those of the job ``without`` left out."""
-        return sum(count for uid, count in self._with_claims.items() if uid != without)
+    def with_claims(self, node: str, without: str) -> int:
+        """Pods on a node that use resource claims, those of the job ``without`` left out."""
+        return sum(count for uid, count in self._with_claims.get(node, {}).items() if uid != without)
 
     def _count(self, pod: Pod) -> None:
         meta, spec = pod.get("metadata") or {}, pod.get("spec") or {}
@@ -103,7 +103,8 @@ class Census:
                 self.waiting.append(Waiting(uid, gpus))
             return
         if spec.get("resourceClaims"):
-            self._with_claims[uid] = self._with_claims.get(uid, 0) + 1
+            here = self._with_claims.setdefault(str(node), {})
+            here[uid] = here.get(uid, 0) + 1
         if not gpus and not unreadable:
             return
         role = role_of(pod)

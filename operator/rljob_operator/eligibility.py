@@ -14,9 +14,6 @@ from rljob_operator.gate import SAMPLER, TRAINER
 from rljob_planner.api.pools import SamplerPool
 from rljob_planner.api.spec import Nodes, RLJobSpec, Toleration
 
-PRODUCT_LABEL = "nvidia.com/gpu.product"
-"""Node label with the GPU's product name, set by NVIDIA's feature discovery."""
-
 _UNREACHABLE = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 
 

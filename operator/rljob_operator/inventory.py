@@ -14,7 +14,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from rljob_operator import reservation
@@ -57,6 +57,8 @@ class Inventory:
     """What was left out and why, sentences for people."""
     holders: tuple[Holder, ...] = ()
     """Who has the GPUs that are taken, the largest first."""
+    widest: Mapping[str, int] = field(default_factory=dict)
+    """By role the GPUs of the widest node that its pods may run on, whoever holds them now."""
 
     @property
     def placeable_gpus(self) -> int:
@@ -106,7 +108,6 @@ def take_inventory(
             left -= gpus
     resources = gpu_resources(spec)
     _note_waiting(census, {uid, *reserving}, resources, notes)
-    notes.other.extend(_claims_note(census.with_claims(uid)))
     _note_unchecked(spec, _ROLES, notes)
     rooms_under, about_quotas = quota_rooms(
         quotas,
@@ -131,6 +132,7 @@ def take_inventory(
         trainer_accelerator=accelerators[TRAINER],
         notes=notes.sentences(),
         holders=holders_of(sites, census, uid, names, reserved),
+        widest={role: max((s.allocatable for s in sites if role in s.matching), default=0) for role in _ROLES},
     )
 
 
@@ -253,12 +255,6 @@ def _note_waiting(census: Census, known: Collection[str], resources: Iterable[st
     if asked:
         pods = "1 pod of others waits" if len(asked) == 1 else f"{len(asked)} pods of others wait"
         notes.other.append(f"{pods} for a node and may take {sum(asked)} GPUs of what is free")
-
-
-def _claims_note(claims: int) -> Iterator[str]:
-    if claims:
-        pods = "1 pod of others uses" if claims == 1 else f"{claims} pods of others use"
-        yield f"{pods} resource claims; GPUs given by claims are not counted"
 
 
 def _note_unchecked(spec: RLJobSpec, roles: Iterable[str], notes: Notes) -> None:

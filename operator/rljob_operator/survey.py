@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from rljob_operator import products
 from rljob_operator.census import Census, Share
 from rljob_operator.eligibility import (
-    PRODUCT_LABEL,
     gpu_resources,
     is_node_ready,
     nodes_of,
@@ -23,6 +23,12 @@ from rljob_planner.placement import Room
 
 _ROLES = (SAMPLER, TRAINER)
 _NAMED = 5
+
+CLAIMS_LABEL = "rljob.dev/resource-claims"
+"""Label by which an administrator says of a node what the resource claims of its pods are of."""
+
+CLAIMS_OF_OTHER_DEVICES = "no-gpus"
+"""Its value where they hold no GPUs, but network cards, say."""
 
 
 @dataclass
@@ -83,8 +89,8 @@ class Site:
 
     @property
     def product(self) -> str | None:
-        """The GPU's product name by the node's label, None if it has none."""
-        return ((self.node.get("metadata") or {}).get("labels") or {}).get(PRODUCT_LABEL) or None
+        """The GPU's product name by the node's labels, None if they don't say it."""
+        return products.product_of(_labels(self.node), self.resource)
 
     @property
     def unclaimed(self) -> int:
@@ -127,6 +133,7 @@ def survey(spec: RLJobSpec, nodes: Iterable[Mapping[str, Any]], uid: str, census
             site = _look(spec, node, resource, uid, held, notes)
             if site is not None:
                 _open(spec, site, notes)
+                _close_uncountable(site, census.with_claims(site.name, uid), notes)
                 sites.append(site)
     return sites
 
@@ -186,6 +193,34 @@ def _open(spec: RLJobSpec, site: Site, notes: Notes) -> None:
         if any(taint.endswith(":NoExecute") for taint in taints):
             site.keeps = False
     site.open_to = tuple(open_to)
+
+
+def _close_uncountable(site: Site, claims: int, notes: Notes) -> None:
+    """Closes a node to new pods where nobody can say how many whole GPUs are free on it: what runs there may stay.
+
+    A claim may hold any device of the node, and the pod that uses it does not say which: what the device plugin counts and what a claim
+    was given may be the same GPU.
+    """
+    if site.allocatable == 0:
+        return
+    labels = _labels(site.node)
+    instead = products.not_whole(labels, site.resource)
+    if instead is not None:
+        site.open_to = ()
+        counts, count = instead.partition(" ")[::2]
+        remedy = (
+            "a replica needs whole GPUs, so leave {} out with nodes.selector or have the device plugin count whole ones"
+        )
+        notes.node(site.name, f"{counts} {count}: {remedy.format('it')}", f"count {count}: {remedy.format('them')}")
+    if claims and labels.get(CLAIMS_LABEL) != CLAIMS_OF_OTHER_DEVICES:
+        site.open_to = ()
+        what = "pods of others with resource claims, which may hold any of {} GPUs"
+        remedy = f"if they hold none, say so with the label {CLAIMS_LABEL}={CLAIMS_OF_OTHER_DEVICES}"
+        notes.node(site.name, f"has {what.format('its')}: {remedy}", f"have {what.format('their')}: {remedy}")
+
+
+def _labels(node: Mapping[str, Any]) -> Mapping[str, str]:
+    return (node.get("metadata") or {}).get("labels") or {}
 
 
 def _order(node: Mapping[str, Any]) -> tuple[str | int, ...]:

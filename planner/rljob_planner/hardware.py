@@ -221,7 +221,7 @@ def _network_latency_s() -> float:
 
 def _plain(name: str) -> str:
     text = re.sub(r"[\s_/]+", "-", re.sub(r"\(.*?\)", "", name).strip().lower())
-    text = re.sub(r"-(?:bf16|fp16|fp8|fp4)$", "", text).removesuffix("-shared")
+    text = re.sub(r"-(?:bf16|fp16|fp8|fp4)$", "", text)
     text = re.sub(r"^\d+-?x-?(?=[a-z])", "", re.sub(r"(?<=-)(\d+)g(?=-|$)", r"\1gb", text))
     return text.removeprefix("nvidia-").removeprefix("amd-").removeprefix("huawei-").strip("-")
 
@@ -249,6 +249,12 @@ def gpu(name: str) -> Gpu:
         raise PlanningError(
             "UnknownAccelerator",
             f"accelerator {name!r} is a MIG slice: samplers and trainers are planned for whole GPUs, so choose nodes without MIG",
+        )
+    if name.lower().endswith("-shared"):
+        raise PlanningError(
+            "UnknownAccelerator",
+            f"accelerator {name!r} is shared by time-slicing or MPS: samplers and trainers are planned for whole GPUs, so choose nodes "
+            "that share none",
         )
     key = _names().get(_plain(name))
     if key is None:

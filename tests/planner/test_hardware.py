@@ -38,7 +38,6 @@ def test_every_data_sheet_is_plausible(name: str) -> None:
         ("H100-SXM", "h100-sxm-80gb"),
         ("h100_sxm", "h100-sxm-80gb"),
         ("NVIDIA-H100-80GB-HBM3", "h100-sxm-80gb"),
-        ("NVIDIA-H100-80GB-HBM3-SHARED", "h100-sxm-80gb"),
         ("NVIDIA H200", "h200-sxm-141gb"),
         ("A100", "a100-sxm-80gb"),
         ("h100-80gb", "h100-sxm-80gb"),
@@ -74,6 +73,8 @@ def test_an_unknown_gpu_names_what_is_near() -> None:
 def test_a_slice_of_a_gpu_is_not_planned() -> None:
     with pytest.raises(PlanningError, match=r"is a MIG slice: .* whole GPUs"):
         gpu("NVIDIA-H100-80GB-HBM3-MIG-1g.10gb")
+    with pytest.raises(PlanningError, match=r"is shared by time-slicing or MPS: .* whole GPUs"):
+        gpu("NVIDIA-H100-80GB-HBM3-SHARED")
 
 
 @pytest.mark.parametrize("name", ["¯\\_(ツ)_/¯", "foo", "", "X9000", "V100"])

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import re
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from rljob_planner.api.base import ApiModel, Int
+from rljob_planner.api.base import ApiModel, Int, Rule
+
+SHARES = r"^nvidia[.]com/mig-|[.]shared$|^amd[.]com/(c|d|t|q)px_|/gpu-?(mem|core|percent)|^volcano[.]sh/vgpu"
+"""Extended resources that count slices or shares of GPUs: MIG, time-slicing under its own name, AMD partitions, memory of a GPU."""
 
 
 class Toleration(ApiModel):
@@ -27,6 +31,18 @@ class Toleration(ApiModel):
 
 class Nodes(ApiModel):
     """The nodes that may run the job's pods."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            rule=f"!has(self.gpuResource) || !self.gpuResource.matches('{SHARES}')",
+            message=(
+                "nodes.gpuResource counts slices or shares of GPUs (MIG, time-slicing, partitions), but samplers and trainers are "
+                "planned for whole GPUs: write one that counts those, such as nvidia.com/gpu or amd.com/gpu"
+            ),
+            holds=lambda n: re.search(SHARES, n.gpu_resource) is None,
+            field="gpuResource",
+        ),
+    )
 
     selector: dict[str, str] = Field(default_factory=dict, max_length=32, description="Labels that a node must carry.")
     tolerations: tuple[Toleration, ...] = Field(default=(), max_length=32, description="Tolerations added to the pods.")

@@ -17,7 +17,12 @@ class TargetRef(ApiModel):
     """A workload of the job's own namespace."""
 
     api_version: Literal["apps/v1"] = Field(default="apps/v1", description="API version of the workload: apps/v1.")
-    kind: Literal["Deployment", "StatefulSet"] = Field(description="Kind of the workload.")
+    kind: Literal["Deployment", "StatefulSet"] = Field(
+        description=(
+            "Kind of the workload. Groups of pods can't be adopted (LeaderWorkerSet, JobSet, TrainJob, RayCluster), since a replica is "
+            "one pod here."
+        )
+    )
     name: str = Field(
         min_length=1, max_length=253, pattern="^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$", description="Name of the workload."
     )
