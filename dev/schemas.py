@@ -14,6 +14,8 @@ from pydantic import BaseModel
 from dev.bench.drift.result import DriftJson
 from dev.bench.drift.traces import Trace
 from rljob_operator.explanation import ExplanationJson
+from rljob_operator.page.model import JobPageJson, StatusPageJson
+from rljob_operator.overview import OverviewJson
 from rljob_planner._calibration_json import CalibrationJson
 from rljob_planner._compare_json import ComparisonJson
 from rljob_planner._diagnosis_json import DiagnosisJson
@@ -39,6 +41,9 @@ SCHEMAS: dict[str, tuple[type[BaseModel], str]] = {
     "drift": (DriftJson, "serialization"),
     "drift-trace": (Trace, "validation"),
     "explanation": (ExplanationJson, "serialization"),
+    "status-page": (StatusPageJson, "serialization"),
+    "status-page-job": (JobPageJson, "serialization"),
+    "status": (OverviewJson, "serialization"),
 }
 """File name without its ending → the model, and whether the schema is of what it reads or of what it writes."""
 

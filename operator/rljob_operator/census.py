@@ -52,8 +52,13 @@ class Waiting:
 class Census:
     """The count of a number of pods."""
 
-    def __init__(self, pods: Iterable[Pod]) -> None:
-        """Counts ``pods``, which must not change afterwards."""
+    def __init__(self, pods: Iterable[Pod], homes: Mapping[str, str] | None = None) -> None:
+        """Counts ``pods``, which must not change afterwards.
+
+        ``homes``: the namespace of each job by its uid. A pod elsewhere that carries a job's uid in its labels is a pod of others; of a job
+        that is not among them, the labels are believed.
+        """
+        self._homes = homes or {}
         self._nodes: dict[str, dict[str, Share]] = {}
         self._bound: dict[tuple[str, str], dict[str, int]] = {}
         self._pods: dict[str, list[Pod]] = {}
@@ -92,6 +97,8 @@ class Census:
     def _count(self, pod: Pod) -> None:
         meta, spec = pod.get("metadata") or {}, pod.get("spec") or {}
         uid = str((meta.get("labels") or {}).get(UID_LABEL, ""))
+        if self._homes.get(uid, meta.get("namespace")) != meta.get("namespace"):
+            uid = ""
         self._pods.setdefault(uid, []).append(pod)
         self._namespaces.setdefault(str(meta.get("namespace", "")), []).append(pod)
         if is_terminal(pod):

@@ -102,7 +102,7 @@ class Companioning:
 
     def _fleet(self, this: Pass, role: str, wanted: int) -> Fleet:
         name = driver_name(this.job) if role == DRIVER else sandboxes_name(this.job)
-        return fleet.fleet(role, wanted, this.pods, self._view.child(self._uid, "Deployment", name))
+        return fleet.fleet(role, wanted, this.pods, self._view.child(self._uid, "Deployment", name, this.key[0]))
 
     def _say(self, this: Pass, name: str, found: Fleet) -> None:
         """Trouble of a companion: its pods hold no GPUs, so none of the fleets' conditions counts them."""

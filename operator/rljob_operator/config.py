@@ -11,6 +11,7 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from rljob_operator.rebalance import Deadlines
 from rljob_planner.api.base import duration_s
@@ -65,10 +66,18 @@ class Config:
     """Prometheus for jobs that name none."""
     allowed_prometheus_urls: tuple[str, ...] = ()
     """Further Prometheus URLs that a job may name: the operator must not be led to call anything."""
+    prometheus_ca_file: Path | None = None
+    """PEM file of the authorities whose Prometheus servers are trusted, in place of the system's; None trusts the system's."""
+    prometheus_token_file: Path | None = None
+    """File with the bearer token for Prometheus; None sends none."""
+    prometheus_token_urls: tuple[str, ...] = ()
+    """Which of the allowed URLs get the token; the operator's own one always does."""
     namespaces: tuple[str, ...] = ()
     """Namespaces to watch; empty watches all."""
     metrics_port: int | None = None
     """Port of the operator's own metrics, None serves none."""
+    status_page: bool = False
+    """Whether the metrics port shows the status page, too."""
     liveness_endpoint: str | None = None
     """URL on which kopf answers liveness probes, such as http://0.0.0.0:8080/healthz."""
     move_tick_s: float = 5.0
@@ -87,15 +96,41 @@ class Config:
     lease: LeaseConfig | None = None
     """The Lease by which one of several replicas leads; None: this is the only one."""
 
+    def __post_init__(self) -> None:
+        known = {_plain(url) for url in self.allowed_prometheus_urls}
+        for url in self.prometheus_token_urls:
+            if _plain(url) not in known:
+                raise ValueError(
+                    f"{PREFIX}PROMETHEUS_BEARER_TOKEN_URLS: {url} is not one of {PREFIX}ALLOWED_PROMETHEUS_URLS: add it there, or leave it out"
+                )
+        if self.prometheus_token_file is not None:
+            for url in self.token_urls:
+                _check_secrecy(url)
+        if self.status_page and self.metrics_port is None:
+            raise ValueError(
+                f"{PREFIX}STATUS_PAGE is true, but the page is served on the metrics port: set {PREFIX}METRICS_PORT, too"
+            )
+
+    @property
+    def token_urls(self) -> tuple[str, ...]:
+        """The servers that the bearer token is shown to."""
+        return tuple(url for url in (self.prometheus_url, *self.prometheus_token_urls) if url is not None)
+
     def prometheus_for(self, wished: str | None) -> str | None:
-        """The Prometheus that a job may use: the one it names if allowed, else the default; raises ValueError if it is not allowed."""
-        if wished is None or wished == self.prometheus_url:
+        """The Prometheus that a job may use: the one it names if allowed, else the default; raises ValueError if it is not allowed.
+
+        Allowed is what the configuration spells in the same way, but for slashes at the end: two spellings of one server (case, port, a
+        dot at the end) are as good as two servers here, so that nothing hangs on who reads a URL how. What is returned is the
+        configuration's spelling.
+        """
+        if wished is None:
             return self.prometheus_url
-        if wished.rstrip("/") in {url.rstrip("/") for url in self.allowed_prometheus_urls}:
-            return wished
+        for url in (self.prometheus_url, *self.allowed_prometheus_urls):
+            if url is not None and _plain(url) == _plain(wished):
+                return url
         raise ValueError(
-            f"spec.metrics.prometheus {wished} is not one that the operator may call: leave it out, or add it to "
-            f"{PREFIX}ALLOWED_PROMETHEUS_URLS"
+            f"spec.metrics.prometheus {wished} is not one that the operator may call: leave it out, write it exactly as the operator's "
+            f"configuration does, or have it added to {PREFIX}ALLOWED_PROMETHEUS_URLS"
         )
 
     @classmethod
@@ -107,6 +142,17 @@ class Config:
 
         def words(name: str) -> tuple[str, ...]:
             return tuple(word.strip() for word in (text(name) or "").split(",") if word.strip())
+
+        def servers(name: str) -> tuple[str, ...]:
+            return tuple(_server(PREFIX + name, word) for word in words(name))
+
+        def path(name: str) -> Path | None:
+            found = text(name)
+            return None if found is None else Path(found)
+
+        def own_server() -> str | None:
+            found = text("PROMETHEUS_URL")
+            return None if found is None else _server(f"{PREFIX}PROMETHEUS_URL", found)
 
         def seconds(name: str, default: float) -> float:
             value = text(name)
@@ -147,10 +193,14 @@ class Config:
 
         standard = Deadlines()
         return cls(
-            prometheus_url=text("PROMETHEUS_URL"),
-            allowed_prometheus_urls=words("ALLOWED_PROMETHEUS_URLS"),
+            prometheus_url=own_server(),
+            allowed_prometheus_urls=servers("ALLOWED_PROMETHEUS_URLS"),
+            prometheus_ca_file=path("PROMETHEUS_CA_FILE"),
+            prometheus_token_file=path("PROMETHEUS_BEARER_TOKEN_FILE"),
+            prometheus_token_urls=servers("PROMETHEUS_BEARER_TOKEN_URLS"),
             namespaces=words("NAMESPACES"),
             metrics_port=whole("METRICS_PORT", None),
+            status_page=yes("STATUS_PAGE"),
             liveness_endpoint=text("LIVENESS_ENDPOINT"),
             move_tick_s=seconds("MOVE_TICK", 5.0),
             idle_tick_s=seconds("IDLE_TICK", 30.0),
@@ -164,4 +214,44 @@ class Config:
                 ready_s=seconds("READY_DEADLINE", standard.ready_s),
             ),
             lease=lease(),
+        )
+
+
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
+def _plain(url: str) -> str:
+    return url.rstrip("/")
+
+
+def _server(variable: str, url: str) -> str:
+    """The URL of a server as it is configured; raises ValueError for one that would show more, or lead elsewhere, than it seems."""
+    try:
+        parts = urlsplit(url)
+        fine = url.isascii() and url.isprintable() and parts.scheme in ("http", "https") and bool(parts.hostname)
+        parts.port  # noqa: B018 - reading it is the check
+    except ValueError:
+        fine = False
+    if not fine:
+        raise ValueError(
+            f"{variable}: {url!r} is not the URL of a server: write it like http://prometheus.monitoring:9090"
+        )
+    if "@" in parts.netloc:
+        # Without the URL: what stands in it would be in the log.
+        raise ValueError(
+            f"{variable} holds a user or a password, which would show in the status of jobs: take it out, and use "
+            f"{PREFIX}PROMETHEUS_BEARER_TOKEN_FILE"
+        )
+    if parts.query or parts.fragment:
+        raise ValueError(f"{variable}: {url!r} has a query or a fragment: write only what stands before /api/v1")
+    return url
+
+
+def _check_secrecy(url: str) -> None:
+    """Raises ValueError for a server on the way to which others could read the token."""
+    parts = urlsplit(url)
+    if parts.scheme != "https" and parts.hostname not in _LOOPBACK:
+        raise ValueError(
+            f"{PREFIX}PROMETHEUS_BEARER_TOKEN_FILE is set, but {url} has no TLS, so that others could read the token on its way: "
+            f"use https:// (and {PREFIX}PROMETHEUS_CA_FILE), or leave the token out"
         )

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import aiohttp
 
 from rljob_operator import telemetry
+from rljob_operator.credentials import Credentials
 from rljob_operator.prometheus import Prometheus
 from rljob_operator.readings import Telemetry
 from rljob_operator.situation import Planner
@@ -50,6 +51,8 @@ class Question:
     """Turns of a sample that end in its environment; None for a job without one."""
     series: str | None = None
     """Label matchers by which the job's series are found where its pods carry no uid; by their uid if None."""
+    namespace: str | None = None
+    """The job's namespace: series that say they are of another one are none of the job's. None believes all."""
 
 
 class Observe(Protocol):
@@ -79,12 +82,20 @@ class Edges:
     in_thread: InThread = asyncio.to_thread
 
     @classmethod
-    def real(cls, session: aiohttp.ClientSession, planned: Callable[[float], None] = lambda _: None) -> Edges:
-        """The machine's clocks, Prometheus over HTTP, and the planner itself; ``planned`` is told the seconds of each question."""
+    def real(
+        cls,
+        session: aiohttp.ClientSession,
+        planned: Callable[[float], None] = lambda _: None,
+        credentials: Credentials | None = None,
+    ) -> Edges:
+        """The machine's clocks, Prometheus over HTTP, and the planner itself.
+
+        ``planned`` is told the seconds of each question; ``credentials`` are the operator's for Prometheus, None for none.
+        """
 
         async def observe(url: str, question: Question) -> Telemetry:
             return await telemetry.observe(
-                Prometheus(session, url),
+                Prometheus(session, url, credentials=credentials),
                 question.uid,
                 sampler_pods=question.sampler_pods,
                 trainer_pods=question.trainer_pods,
@@ -96,6 +107,7 @@ class Edges:
                 max_response_tokens=question.max_response_tokens,
                 environment_turns=question.environment_turns,
                 series=question.series,
+                namespace=question.namespace,
             )
 
         async def in_thread(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:

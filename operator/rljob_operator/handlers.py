@@ -26,6 +26,7 @@ from rljob_operator.cluster import FIELD_MANAGER, Json
 from rljob_operator.config import Config
 from rljob_operator.edges import warm_up
 from rljob_operator.gate import MANAGED_BY_LABEL, UID_LABEL
+from rljob_operator.page.server import StatusPage, serve
 from rljob_operator.tasks import JobTask, Memo
 from rljob_planner import __version__
 from rljob_planner.api import GROUP, PLURAL, VERSION
@@ -69,7 +70,11 @@ def registry(config: Config) -> tuple[kopf.OperatorRegistry, Memo]:
         memo.pods = watches.Pods(memo.cluster, config.namespaces, memo)
         await memo.pods.start()
         if config.metrics_port is not None:
-            memo.metrics.serve(config.metrics_port)
+            if memo.page is None:
+                memo.metrics.serve(config.metrics_port)
+            else:
+                page = StatusPage(memo.page, memo.metrics.registry, leads=lambda: memo.leading)
+                serve(config.metrics_port, page)
 
     @kopf.on.cleanup(registry=found)
     async def cleanup(**_: Any) -> None:
@@ -114,8 +119,12 @@ def registry(config: Config) -> tuple[kopf.OperatorRegistry, Memo]:
         meta = body["metadata"]
         gone = event["type"] == "DELETED" or meta.get("deletionTimestamp") is not None
         job = memo.jobs.get(uid)
+        if memo.page is not None and not gone:
+            memo.page.saw(body)
         if gone:
             memo.jobs.pop(uid, None)
+            if memo.page is not None:
+                memo.page.forgot(uid)
             if job is not None and job.task is not None:
                 job.task.cancel()
             memo.metrics.forget(namespace or "", name)

@@ -95,6 +95,7 @@ class Observer:
                 max_response_tokens=workload.response_tokens.max,
                 environment_turns=None if workload.environment is None else workload.environment.turns - 1,
                 series=series,
+                namespace=this.key[0],
             ),
         )
         if (self.latest.steps_in_window.value or 0) > 1:

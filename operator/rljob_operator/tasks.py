@@ -18,10 +18,13 @@ import aiohttp
 from rljob_operator import watches
 from rljob_operator.cluster import Cluster, ClusterError
 from rljob_operator.config import Config
+from rljob_operator.credentials import Credentials
 from rljob_operator.edges import Edges
 from rljob_operator.fence import Fence, Fenced, Holding, TakeOver
 from rljob_operator.leader import Elector
 from rljob_operator.metrics import OperatorMetrics
+from rljob_operator.page.history import Recorder
+from rljob_operator.prometheus import open_session
 from rljob_operator.reconcile import Reconciler, retry_s
 from rljob_operator.view import View
 
@@ -77,6 +80,11 @@ class Memo:
 
     async def connect(self) -> None:
         """Connects to the API server and, if there is an election, takes part in it."""
+    def __post_init__(self) -> None:
+        config = self.config
+        self.credentials = Credentials(config.prometheus_ca_file, config.prometheus_token_file, config.token_urls)
+        self.page = Recorder() if config.status_page else None
+
         self.cluster = await Cluster.connect()
         self.cluster.answered = self.metrics.requested
         self.metrics.count_by(
@@ -84,7 +92,7 @@ class Memo:
             woken_jobs=lambda: sum(job.wake.is_set() for job in tuple(self.jobs.values())),
             waiting_jobs=lambda: len(self.view.waiting),
         )
-        self.session = aiohttp.ClientSession()
+        self.session = open_session()
         lease = self.config.lease
         if lease is None:
             self.fenced = Fenced(self.cluster, self.fence)
@@ -167,7 +175,7 @@ class Memo:
         assert self.session is not None
         reconciler = Reconciler(
             cluster=self.fenced,
-            edges=Edges.real(self.session, self.metrics.planned),
+            edges=Edges.real(self.session, self.metrics.planned, self.credentials),
             view=self.view,
             config=self.config,
             metrics=self.metrics,

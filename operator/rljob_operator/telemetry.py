@@ -20,6 +20,7 @@ import re
 from collections.abc import Collection
 from dataclasses import replace
 
+from rljob_operator import promql
 from rljob_operator.answers import Answers, histogram, over, quantile, steps_and_period, trend
 from rljob_operator.prometheus import Prometheus as Prometheus
 from rljob_operator.prometheus import PrometheusError as PrometheusError
@@ -67,6 +68,7 @@ async def observe(
     max_response_tokens: int | None = None,
     environment_turns: int | None = None,
     series: str | None = None,
+    namespace: str | None = None,
 ) -> Telemetry:
     """Read all that Prometheus says about a job, at ``now`` (seconds since the epoch).
 
@@ -76,7 +78,8 @@ async def observe(
     interval; a sample older than three of them is stale. ``max_response_tokens``: where
     responses are cut off, the upper edge of the last bin. ``environment_turns``: turns of a sample that end in its environment, None for
     a job without one, which is then not asked about. ``series``: label matchers by which the job's series are found where its pods
-    carry no uid; by their uid if None. Never raises for an unreachable or broken Prometheus: all readings
+    carry no uid; by their uid if None, and then ``namespace`` leaves out the series of pods that carry the uid in another namespace (a series
+    without that label is believed). Never raises for an unreachable or broken Prometheus: all readings
     are missing then, and ``Telemetry.missing`` says what to do.
     """
     if not re.fullmatch(r"[A-Za-z0-9-]+", uid):
@@ -85,7 +88,7 @@ async def observe(
     if window < MIN_SCRAPES * scrape_s:
         window = 0.0
     horizon_s = max(4.0 * STALE_SCRAPES * scrape_s, 60.0)
-    series = series or f'rljob_dev_uid="{uid}"'
+    series = series or _series_of(uid, namespace)
     asked = questions(series, horizon_s, window, environment=bool(environment_turns))
     answers = await asyncio.gather(*(prometheus.query(text, at=now) for text in asked.texts), return_exceptions=True)
     since_s = None if since is None else now - since
@@ -117,6 +120,14 @@ async def observe(
                 f"the job's metrics hold numbers that can't be ({error}): look at them in {prometheus.url}, and at what exports them",
             ),
         )
+
+
+def _series_of(uid: str, namespace: str | None) -> str:
+    """Matchers for the series of a job's pods; not every scrape keeps their namespace."""
+    by_uid = promql.matches("rljob_dev_uid", uid)
+    if namespace is None:
+        return by_uid
+    return f"{by_uid},{promql.matches_any('namespace', (promql.literal(namespace), ''))}"
 
 
 def _read(

@@ -68,19 +68,27 @@ class View:
     def census(self) -> Census:
         """The count of all pods of the cluster: made once for all jobs for as long as no pod changes."""
         if self._changes is None:
-            return Census(self.all_pods())
+            return Census(self.all_pods(), self._homes())
         if self._census is None or self._census[0] != self._changes:
-            self._census = (self._changes, Census(self.all_pods()))
+            self._census = (self._changes, Census(self.all_pods(), self._homes()))
         return self._census[1]
+
+    def _homes(self) -> dict[str, str]:
+        """The namespace of each job, by uid."""
+        jobs = (job["metadata"] for store in self.jobs.values() for job in store)
+        return {str(meta["uid"]): str(meta.get("namespace", "")) for meta in jobs}
 
     def all_pods(self) -> list[Json]:
         """All pods of the cluster."""
         return [pod for store in self.pods.values() for pod in store]
 
-    def pods_of(self, uid: str) -> list[Json]:
-        """The pods of a job, by name."""
-        pods = sorted(self.pods.get(uid, ()), key=lambda pod: str(pod["metadata"]["name"]))
-        return [self._ours("pod", pod) for pod in pods]
+    def pods_of(self, uid: str, namespace: str) -> list[Json]:
+        """The pods of a job in its ``namespace``, by name.
+
+        Labels are free to write: a pod elsewhere that carries the job's uid is none of its pods, whoever made it.
+        """
+        pods = (pod for pod in self.pods.get(uid, ()) if pod["metadata"]["namespace"] == namespace)
+        return [self._ours("pod", pod) for pod in sorted(pods, key=lambda pod: str(pod["metadata"]["name"]))]
 
     def node(self, name: str) -> Json | None:
         """A node by its name, None if there is none."""
@@ -103,9 +111,10 @@ class View:
         others = (job for store in self.jobs.values() for job in store if job["metadata"]["uid"] != uid)
         return [self.promises.shown(job) for job in others]
 
-    def child(self, uid: str, kind: str, name: str) -> Json | None:
-        """A child of a job, None if it is not there (yet)."""
-        found = next(iter(self.children.get((uid, kind, name), ())), None)
+    def child(self, uid: str, kind: str, name: str, namespace: str) -> Json | None:
+        """A child of a job in its ``namespace``, None if it is not there (yet)."""
+        labelled = self.children.get((uid, kind, name), ())
+        found = next((each for each in labelled if each["metadata"]["namespace"] == namespace), None)
         return None if found is None else self._ours(kind, found)
 
     def _ours(self, kind: str, obj: Json) -> Json:

@@ -254,12 +254,12 @@ def test_what_is_read_after_a_take_over_ends_the_pass_of_the_deposed(world: Worl
     world.hold("second")
     world.run(lambda: world.take_over(world.job()))
     index = {(world.uid, "ConfigMap", "mine-layout"): [world.layout()]}
-    assert View(children=index, token="second/1").child(world.uid, "ConfigMap", "mine-layout") is not None
-    assert View(children=index).child(world.uid, "ConfigMap", "mine-layout") is not None, (
+    assert View(children=index, token="second/1").child(world.uid, "ConfigMap", "mine-layout", NAMESPACE) is not None
+    assert View(children=index).child(world.uid, "ConfigMap", "mine-layout", NAMESPACE) is not None, (
         "without an election nobody minds"
     )
     with pytest.raises(ClusterError) as error:
-        View(children=index, token="first/0").child(world.uid, "ConfigMap", "mine-layout")
+        View(children=index, token="first/0").child(world.uid, "ConfigMap", "mine-layout", NAMESPACE)
     assert error.value.conflict
 
 

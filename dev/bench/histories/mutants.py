@@ -78,8 +78,8 @@ def _gate_counts_only_running() -> Iterator[None]:
 def _gate_from_view() -> Iterator[None]:
     """Room is counted in the view, which may lag, and not in the API server."""
 
-    async def listed(self: Actions, *_: object) -> list[Json]:
-        return self._view.pods_of(self._uid)
+    async def listed(self: Actions, namespace: str) -> list[Json]:
+        return self._view.pods_of(self._uid, namespace)
 
     class Looks:
         """Stands in for the API server where the gate asks it."""
@@ -90,8 +90,8 @@ def _gate_from_view() -> Iterator[None]:
         def __getattr__(self, name: str) -> Any:
             return getattr(self._cluster, name)
 
-        async def list(self, *_: object) -> list[Json]:
-            return await listed(self._actions)
+        async def list(self, _kind: object, namespace: str, *_: object) -> list[Json]:
+            return await listed(self._actions, namespace)
 
     async def grant(self: Actions, *args: Any) -> tuple[str, ...]:
         return tuple(await _with(self, Looks(self), original_grant, *args))
