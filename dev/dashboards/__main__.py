@@ -1,4 +1,4 @@
-"""``python -m dev.dashboards``: write the dashboards' JSON; with ``--check`` only say which files are out of date."""
+"""``python -m dev.dashboards``: write the dashboards' JSON and what the docs say of each panel; ``--check`` only says what is out of date."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from dev.dashboards.board import Board
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "charts" / "rljob-operator" / "dashboards"
 
+PAGE = ROOT / "docs" / "dashboards.md"
+
 BOARDS: dict[str, Board] = {"fleet": fleet.BOARD, "job": job.BOARD, "planner": planner_truth.BOARD}
 """The dashboards by the name of their file."""
 
@@ -28,9 +30,25 @@ def text_of(name: str) -> str:
     return json.dumps(BOARDS[name].json(), indent=1, ensure_ascii=False) + "\n"
 
 
+def page_text() -> str:
+    """The page in the docs, with the list of panels below each dashboard as it is today; what surrounds the lists stays."""
+    text = PAGE.read_text(encoding="utf-8")
+    for name, board in BOARDS.items():
+        lists = []
+        for section in board.sections:
+            lists += [f"{section.title}:", "", *(f"- **{p.title}**: {p.description}" for p in section.panels), ""]
+        begin, end = f"<!-- panels of {name} -->", "<!-- end of panels -->"
+        before, found, rest = text.partition(begin)
+        if not found:
+            raise ValueError(f"{PAGE}: there is no {begin}, below which the panels are listed")
+        text = before + begin + "\n\n" + "\n".join(lists) + "\n" + end + rest.partition(end)[2]
+    return text
+
+
 def outdated() -> list[Path]:
     """Files that differ from what would be written today."""
-    return [
+    page = [PAGE] if PAGE.read_text(encoding="utf-8") != page_text() else []
+    return page + [
         path_of(n) for n in BOARDS if not path_of(n).is_file() or path_of(n).read_text(encoding="utf-8") != text_of(n)
     ]
 
@@ -47,6 +65,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in BOARDS:
         path_of(name).write_text(text_of(name), encoding="utf-8")
         print(path_of(name).relative_to(ROOT))
+    PAGE.write_text(page_text(), encoding="utf-8")
+    print(PAGE.relative_to(ROOT))
     return 0
 
 

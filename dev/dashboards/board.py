@@ -61,6 +61,33 @@ class Variable:
 
 
 @dataclass(frozen=True)
+class Window:
+    """A time over which rates and means are taken, chosen from a list: steps of one job take seconds, of another half an hour."""
+
+    name: str
+    label: str
+    choices: Sequence[str]
+    chosen: str
+
+    def json(self) -> Json:
+        """The variable."""
+        return {
+            "name": self.name,
+            "label": self.label,
+            "type": "interval",
+            "query": ",".join(self.choices),
+            "current": {"text": self.chosen, "value": self.chosen, "selected": True},
+            "options": [{"text": each, "value": each, "selected": each == self.chosen} for each in self.choices],
+            "auto": False,
+            "auto_count": 30,
+            "auto_min": "10s",
+            "refresh": 2,
+            "hide": 0,
+            "skipUrlSync": False,
+        }
+
+
+@dataclass(frozen=True)
 class Annotation:
     """Marks on all graphs, at the times that are the values of a query."""
 
@@ -95,7 +122,7 @@ class Board:
     title: str
     description: str
     sections: Sequence[Section]
-    variables: Sequence[Variable]
+    variables: Sequence[Variable | Window]
     annotations: Sequence[Annotation] = ()
     refresh: str = "30s"
     since: str = "now-6h"

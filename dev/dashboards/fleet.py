@@ -44,8 +44,8 @@ NOW = Section(
     "Now",
     (
         Stat(
-            "Jobs",
-            "RLJobs that the operator knows.",
+            "RLJobs",
+            "RLJobs that the operator knows, in all namespaces.",
             [Query("max(rljob_operator_jobs)")],
             3,
             unit="none",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dev.dashboards.board import Annotation, Board, Section, Variable
+from dev.dashboards.board import Annotation, Board, Section, Variable, Window
 from dev.dashboards.panels import (
     BLUE,
     GREEN,
@@ -30,7 +30,8 @@ OF = 'rljob_namespace="$namespace",rljob_name="$job"'
 PODS = 'namespace="$namespace",rljob_dev_name="$job"'
 """Selects the series that the job's pods export."""
 
-RATE = "[$__rate_interval]"
+RATE, WINDOW = "[$__rate_interval]", "[$window]"
+"""Over what is counted all the time, such as tokens, and over what is counted once a step."""
 
 MEAN = ',stat="mean"'
 PREDICTED, MEASURED = ',kind="predicted"', ',kind="measured"'
@@ -65,19 +66,19 @@ def grown(counter: str) -> str:
     return f"sum(increase(rljob_operator_{counter}{{{OF}}}[$__range]))"
 
 
-def mean(histogram: str) -> str:
+def mean(histogram: str, over: str = WINDOW) -> str:
     """The mean of a histogram that the job's pods export."""
-    return f"sum(rate({histogram}_sum{{{PODS}}}{RATE})) / sum(rate({histogram}_count{{{PODS}}}{RATE}))"
+    return f"sum(rate({histogram}_sum{{{PODS}}}{over})) / sum(rate({histogram}_count{{{PODS}}}{over}))"
 
 
-def quantile(q: float, histogram: str) -> str:
+def quantile(q: float, histogram: str, over: str = WINDOW) -> str:
     """A quantile of a histogram that the job's pods export."""
-    return f"histogram_quantile({q}, sum by (le) (rate({histogram}_bucket{{{PODS}}}{RATE})))"
+    return f"histogram_quantile({q}, sum by (le) (rate({histogram}_bucket{{{PODS}}}{over})))"
 
 
 def a_step(seconds: str) -> str:
     """What of a total in seconds falls on a training step, on average."""
-    return f"sum(rate({seconds}{{{PODS}}}{RATE})) / sum(rate(rljob_train_step_seconds_count{{{PODS}}}{RATE}))"
+    return f"sum(rate({seconds}{{{PODS}}}{WINDOW})) / sum(rate(rljob_train_step_seconds_count{{{PODS}}}{WINDOW}))"
 
 
 NOW = Section(
@@ -110,7 +111,7 @@ NOW = Section(
             series=[Series("samplers", color=SAMPLERS), Series("trainers", color=TRAINERS)],
         ),
         Stat(
-            "Period",
+            "Period now",
             "Seconds between two published policy versions: measured, and as the planner predicts it.",
             [Query(own("observed_period_seconds"), "measured"), Query(own("predicted_period_seconds"), "predicted")],
             5,
@@ -152,7 +153,7 @@ WHY = Section(
         Table(
             "The last move",
             "From where to where it led, how it ended, and the reason in the operator's words. What a move was made for: Decision (it saves "
-            "time), SpecChange (an edited spec asked for it) or Growth (a raised budget).",
+            "time), SpecChange (an edited spec asked for it), Growth (a raised budget) or ByHand (somebody did).",
             [
                 Query(
                     f"max by (from, to, cause, outcome, reason) (rljob_operator_last_move_info{{{OF}}}) "
@@ -236,8 +237,8 @@ WHY = Section(
         ),
         Graph(
             "Split",
-            "GPUs of samplers and trainers, one on the other, below the budget, and what pods hold at each moment (dotted into the gaps of a "
-            "move). Marks are moves.",
+            "GPUs of samplers and trainers, one on the other, below the budget, and what pods hold at each moment: in a move less, since no side "
+            "grows before the other's pods are gone.",
             [
                 Query(by("side", "split_gpus"), "{{side}}"),
                 Query(own("budget_gpus"), "budget"),
@@ -330,7 +331,7 @@ WHY = Section(
             "Where the trainer waits for samples, samplers are too few; where complete groups queue, trainers are.",
             [
                 Query(
-                    f"sum(rate(rljob_trainer_wait_seconds_total{{{PODS}}}{RATE}))",
+                    f"sum(rate(rljob_trainer_wait_seconds_total{{{PODS}}}{WINDOW}))",
                     "trainer waits (share of time)",
                 ),
                 Query(f"max(rljob_queue_depth_groups{{{PODS}}})", "groups that wait"),
@@ -397,7 +398,7 @@ SPEED = Section(
             "queued or dropped.",
             [
                 Query(f"sum(rate(vllm:generation_tokens_total{{{PODS}}}{RATE}))", "generated"),
-                Query(f"sum(rate(rljob_trained_tokens_total{{{PODS}}}{RATE}))", "trained"),
+                Query(f"sum(rate(rljob_trained_tokens_total{{{PODS}}}{WINDOW}))", "trained"),
             ],
             8,
             unit="short",
@@ -409,8 +410,8 @@ SPEED = Section(
             "Time of a token",
             "Time between two tokens of a sample, over all samplers. It grows with the batch and with the context.",
             [
-                Query(mean("vllm:inter_token_latency_seconds"), "mean"),
-                Query(quantile(0.95, "vllm:inter_token_latency_seconds"), "p95"),
+                Query(mean("vllm:inter_token_latency_seconds", RATE), "mean"),
+                Query(quantile(0.95, "vllm:inter_token_latency_seconds", RATE), "p95"),
             ],
             8,
             unit="s",
@@ -485,7 +486,7 @@ ASYNC = Section(
             "Complete groups that wait for the trainer. A queue that grows without end means too few trainers, or too many samples in flight.",
             [
                 Query(f"max(rljob_queue_depth_groups{{{PODS}}})", "waiting"),
-                Query(f"sum(increase(rljob_dropped_groups_total{{{PODS}}}{RATE}))", "dropped"),
+                Query(f"sum(increase(rljob_dropped_groups_total{{{PODS}}}{WINDOW}))", "dropped"),
             ],
             8,
             unit="none",
@@ -610,7 +611,7 @@ BOARD = Board(
     title="RLJob / One job",
     description="Why the last move of an RLJob was made, how fast it runs, how stale its samples are, and whether anything is wrong.",
     sections=(NOW, WHY, SPEED, ASYNC, HEALTH),
-    variables=JOB_VARIABLES,
+    variables=(*JOB_VARIABLES, Window("window", "Averaged over", ("1m", "2m", "5m", "15m", "30m", "1h"), "5m")),
     annotations=(MOVE_MARKS,),
     since="now-6h",
 )

@@ -38,7 +38,7 @@ NOW = Section(
             empty="not measured yet",
         ),
         Stat(
-            "Error left after calibration",
+            "Error left",
             "Relative error of the calibrated model over the latest readings: what the operator itself says of its confidence.",
             [Query(own("calibration_residual_ratio"))],
             5,

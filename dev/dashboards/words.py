@@ -17,6 +17,7 @@ DECISIONS: Mapping[DecisionCode, str] = {
     DecisionCode.MOVE_COMMITTED: "#3d85c6",
     DecisionCode.SPEC_CHANGED: "#6fa8dc",
     DecisionCode.BUDGET_RAISED: "#5794f2",
+    DecisionCode.MOVE_BY_HAND: "#0b3d91",
     DecisionCode.LOWER_CAP: "#2fa8a0",
     DecisionCode.RAISE_CAP: "#6ecfc8",
     DecisionCode.AT_OPTIMUM: "#4caf6e",

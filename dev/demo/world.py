@@ -20,7 +20,14 @@ from typing import Any
 import yaml
 from kubernetes import client
 
-from dev.controlplane import ControlPlane, NodeSpec, Prometheus, pods_scrape_config, prometheus_token_file
+from dev.controlplane import (
+    ControlPlane,
+    NodeSpec,
+    Prometheus,
+    operator_scrape_config,
+    pods_scrape_config,
+    prometheus_token_file,
+)
 from dev.controlplane.ports import free_ports
 from dev.emulator.follow import Taker, api_client, follow
 
@@ -100,7 +107,7 @@ class World:
         self.job: dict[str, Any] = yaml.safe_load(job_file.read_text())
         """The RLJob that is applied."""
         self._port = free_ports(1)[0]
-        self._operator_port = free_ports(1)[0]
+        self._operator_port, self._metrics_port = free_ports(2)
         self._prometheus: Prometheus | None = None
         self._member: Path | None = None
         self._stop = threading.Event()
@@ -125,6 +132,12 @@ class World:
         return str(self.job["metadata"]["name"])
 
     @property
+    def prometheus_url(self) -> str:
+        """Base URL of Prometheus, which has to be started."""
+        assert self._prometheus is not None
+        return self._prometheus.url
+
+    @property
     def steps_file(self) -> Path:
         """The emulator's log of steps."""
         return self.output / "steps.jsonl"
@@ -143,7 +156,7 @@ class World:
         self._member = plane.service_account_kubeconfig(TEAM, "member")
 
     def start_prometheus(self) -> None:
-        """Prometheus, scraping the emulator for each pod."""
+        """Prometheus, scraping the emulator for each pod, and the operator."""
         plane = self.plane
         self._prometheus = Prometheus.start(
             plane,
@@ -152,7 +165,8 @@ class World:
                 ca_file=plane.ca_file,
                 token_file=prometheus_token_file(plane),
                 exporter_address=f"127.0.0.1:{self._port}",
-            ),
+            )
+            + operator_scrape_config(f"127.0.0.1:{self._metrics_port}", SYSTEM),
         )
 
     def start_emulator(self) -> None:
@@ -179,6 +193,7 @@ class World:
                 "KUBECONFIG": str(self.plane.service_account_kubeconfig(SYSTEM, "rljob-operator")),
                 "RLJOB_OPERATOR_PROMETHEUS_URL": self._prometheus.url,
                 "RLJOB_OPERATOR_LIVENESS_ENDPOINT": url,
+                "RLJOB_OPERATOR_METRICS_PORT": str(self._metrics_port),
                 **OPERATOR_ENV,
             },
         )

@@ -7,13 +7,14 @@ told from a true one by its value, and a reader of a graph sees names before val
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from prometheus_client import CollectorRegistry, Gauge
 
 from rljob_operator.last_move import LastMove, last_move
 from rljob_planner.api.spec import RLJobSpec
-from rljob_planner.api.status import RLJobStatus
+from rljob_planner.api.status import ObservedStatus, PlanStatus, RLJobStatus
+from rljob_planner.split import Split
 
 JOB = ("rljob_namespace", "rljob_name")
 
@@ -39,7 +40,9 @@ class JobSeries:
             "split_replicas": gauge("split_replicas", "Replicas of the split in force", "side"),
             "split_gpus": gauge("split_gpus", "GPUs of the split in force", "side"),
             "cap": gauge("inflight_cap_samples", "Cap on samples in flight that the split in force has"),
-            "placeable": gauge("placeable_gpus", "GPUs of the budget that the nodes could hold when it was planned last"),
+            "placeable": gauge(
+                "placeable_gpus", "GPUs of the budget that the nodes could hold when it was planned last"
+            ),
             "steps": gauge("steps", "Steps of the whole run, as the spec says"),
             "version": gauge("policy_version", "Policy version published last"),
             "limit": gauge("staleness_limit_versions", "Largest staleness that the spec allows, in policy versions"),
@@ -121,29 +124,47 @@ class JobSeries:
 
 
 def _of_status(spec: RLJobSpec, status: RLJobStatus) -> dict[str, Values]:
-    split, plan, observed = status.split, status.plan, status.observed
+    residual = None if status.calibration is None else status.calibration.residual
     return {
         "phase": {(status.phase.value,): 1.0},
-        "split_replicas": _sides(split and split.samplers.replicas, split and split.trainers.replicas),
-        "split_gpus": _sides(split and split.samplers.gpus, split and split.trainers.gpus),
-        "cap": {ALONE: None if split is None else split.in_flight},
-        "placeable": {ALONE: None if plan is None else plan.placeable_gpus},
         "steps": {ALONE: spec.workload.steps},
-        "version": {ALONE: None if observed is None else observed.policy_version},
         "limit": {ALONE: spec.staleness.max},
-        "staleness": _named(
-            [("mean", observed and observed.staleness_mean), ("max", observed and observed.staleness_max)]
-        ),
-        "expected_staleness": _named(
-            [
-                ("mean", plan and plan.staleness.mean),
-                ("p95", plan and plan.staleness.p95),
-                ("max", plan and plan.staleness.max),
-            ]
-        ),
-        "expected_period": _named([("0.1", plan and plan.period.p10), ("0.9", plan and plan.period.p90)]),
-        "tokens": {ALONE: None if observed is None else observed.response_tokens_mean},
-        "residual": {ALONE: None if status.calibration is None else status.calibration.residual},
+        "residual": {ALONE: residual},
+        **_of_split(status.split),
+        **_of_plan(status.plan),
+        **_of_observed(status.observed),
+    }
+
+
+def _of_split(split: Split | None) -> dict[str, Values]:
+    if split is None:
+        return {"split_replicas": {}, "split_gpus": {}, "cap": {}}
+    samplers, trainers = split.samplers, split.trainers
+    return {
+        "split_replicas": {("samplers",): samplers.replicas, ("trainers",): trainers.replicas},
+        "split_gpus": {("samplers",): samplers.gpus, ("trainers",): trainers.gpus},
+        "cap": {ALONE: split.in_flight},
+    }
+
+
+def _of_plan(plan: PlanStatus | None) -> dict[str, Values]:
+    if plan is None:
+        return {"placeable": {}, "expected_staleness": {}, "expected_period": {}}
+    staleness = plan.staleness
+    return {
+        "placeable": {ALONE: plan.placeable_gpus},
+        "expected_staleness": {("mean",): staleness.mean, ("p95",): staleness.p95, ("max",): staleness.max},
+        "expected_period": {("0.1",): plan.period.p10, ("0.9",): plan.period.p90},
+    }
+
+
+def _of_observed(observed: ObservedStatus | None) -> dict[str, Values]:
+    if observed is None:
+        return {"version": {}, "staleness": {}, "tokens": {}}
+    return {
+        "version": {ALONE: observed.policy_version},
+        "staleness": {("mean",): observed.staleness_mean, ("max",): observed.staleness_max},
+        "tokens": {ALONE: observed.response_tokens_mean},
     }
 
 
@@ -151,15 +172,7 @@ def _of_move(move: LastMove) -> dict[str, Values]:
     return {
         "move": {(move.left, move.to, move.cause, move.outcome, move.reason): 1.0},
         "move_time": {ALONE: move.at_s},
-        "move_gain": _named([("predicted", move.predicted_gain), ("measured", move.measured_gain)]),
+        "move_gain": {("predicted",): move.predicted_gain, ("measured",): move.measured_gain},
         "move_saving": {ALONE: move.saving_s},
-        "move_cost": _named([("predicted", move.predicted_cost_s), ("measured", move.measured_cost_s)]),
+        "move_cost": {("predicted",): move.predicted_cost_s, ("measured",): move.measured_cost_s},
     }
-
-
-def _sides(samplers: int | None, trainers: int | None) -> Values:
-    return _named([("samplers", samplers), ("trainers", trainers)])
-
-
-def _named(values: Iterable[tuple[str, float | None]]) -> Values:
-    return {(name,): value for name, value in values}

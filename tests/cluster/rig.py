@@ -18,7 +18,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -248,15 +248,17 @@ class Rig:
         self.recorder = Recorder(plane.kubeconfig, namespace)
         self._stack.callback(self.recorder.stop)
 
-    def start_prometheus(self) -> Prometheus:
-        """A real Prometheus that scrapes the emulator for the pods' metrics."""
+    def start_prometheus(self, *, scrapes: str = "", rule_files: Sequence[Path] = ()) -> Prometheus:
+        """A real Prometheus that scrapes the emulator for the pods' metrics; ``scrapes`` is YAML of more that it scrapes."""
         scrape = pods_scrape_config(
             server=self.plane.server,
             ca_file=self.plane.ca_file,
             token_file=prometheus_token_file(self.plane),
             exporter_address=f"127.0.0.1:{self._emulator_port}",
         )
-        found = Prometheus.start(self._folder / "prometheus", config=scrape, scrape_interval_s=1.0)
+        found = Prometheus.start(
+            self._folder / "prometheus", config=scrape + scrapes, scrape_interval_s=1.0, rule_files=rule_files
+        )
         self._stack.callback(found.close)
         self.prometheus = found
         return found
