@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from rljob_operator.arguments import argument, count
 from rljob_operator.eligibility import nodes_of
 from rljob_operator.gate import NAME_LABEL, ROLE_LABEL, UID_LABEL, Pod, pod_gpus
 from rljob_operator.quantity import QuantityError
@@ -53,16 +54,7 @@ class Side:
 
     def argument(self, *names: str) -> int | None:
         """The number that an argument of its first container states, None if none of ``names`` does."""
-        containers = (self.template.get("spec") or {}).get("containers") or ()
-        words = [str(w) for c in containers[:1] for w in (*(c.get("command") or ()), *(c.get("args") or ()))]
-        for i, word in enumerate(words):
-            for name in names:
-                value = word.removeprefix(f"{name}=") if word.startswith(f"{name}=") else None
-                if word == name and i + 1 < len(words):
-                    value = words[i + 1]
-                if value is not None and value.isdigit() and int(value) > 0:
-                    return int(value)
-        return None
+        return count(argument(self.template, *names))
 
 
 def selector_text(selector: Mapping[str, Any]) -> str:
@@ -90,6 +82,14 @@ def read_side(spec: RLJobSpec, role: str, ref: TargetRef, workload: Mapping[str,
             False,
             "TargetMissing",
             f"{where}, the {role}s' targetRef, is not there: create it in the job's namespace, or correct {role}.targetRef",
+        )
+    group = (workload.get("metadata") or {}).get("labels", {}).get("leaderworkerset.sigs.k8s.io/name")
+    if group is not None:
+        return Verdict(
+            False,
+            "TargetIsAGroup",
+            f"{where} belongs to the LeaderWorkerSet {group}, whose replicas are groups of pods: a replica is one pod here, so its GPUs "
+            f"would be miscounted; adopt workloads whose replicas are single pods, or leave {role}.targetRef out",
         )
     found = workload.get("spec") or {}
     template, resource = found.get("template") or {}, nodes_of(spec, role).gpu_resource

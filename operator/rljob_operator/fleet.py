@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
-from rljob_operator import kept
+from rljob_operator import kept, queueing
 from rljob_operator.gate import has_ended, is_gated, is_ready, is_terminating, role_of
 from rljob_operator.rebalance import PodView
 from rljob_operator.status import Fleet
@@ -47,6 +47,7 @@ def view(pod: Json) -> PodView:
         ordinal=int(index) if index is not None and str(index).isdigit() else None,
         node=pod["spec"].get("nodeName"),
         pool=meta.get("labels", {}).get("rljob.dev/pool"),
+        waits_at=queueing.waits_at(pod),
     )
 
 
@@ -73,6 +74,7 @@ def fleet(role: str, wanted: int, pods: Iterable[Json], workload: Json | None) -
             if is_terminating(pod) and (pod["spec"].get("nodeName") or not is_gated(pod))
         ),
         broken=tuple(_broken(staying)),
+        queued=tuple(gate for pod in staying if (gate := queueing.waits_at(pod)) is not None),
     )
 
 

@@ -27,6 +27,8 @@ class PodView:
     """The node that it is bound to."""
     pool: str | None = None
     """The pool that it was sent to, of a job whose samplers span pools."""
+    waits_at: str | None = None
+    """The scheduling gate of somebody else at which it waits, such as Kueue's."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,12 @@ class Observation:
     def staying(self, role: str) -> tuple[PodView, ...]:
         """The pods of a role that nobody is deleting."""
         return tuple(pod for pod in self.pods if pod.role == role and not pod.terminating)
+
+    @property
+    def only_queued(self) -> bool:
+        """Whether pods are not ready, and all of them because somebody else's gate holds them back."""
+        unready = [pod for role in ("sampler", "trainer") for pod in self.staying(role) if not pod.ready]
+        return bool(unready) and all(pod.waits_at is not None for pod in unready)
 
     @property
     def hears_nobody(self) -> bool:

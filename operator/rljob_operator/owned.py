@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from rljob_operator import queueing
 from rljob_operator.drift import stamped
-from rljob_operator.gate import ROLE_LABEL, UID_LABEL
+from rljob_operator.gate import ROLE_LABEL, SAMPLER, TRAINER, UID_LABEL
 from rljob_operator.template import labels_of
 from rljob_planner.api.spec import RLJob
 
@@ -26,7 +27,10 @@ def stamped_object(
     job: RLJob, role: str, api_version: str, kind: str, name: str, body: Mapping[str, Any]
 ) -> dict[str, Any]:
     """An object of a job with the digest of its desired state."""
-    return stamped({**head(job, role, api_version, kind, name), **body})
+    made = head(job, role, api_version, kind, name)
+    if role in (SAMPLER, TRAINER) and kind in ("Deployment", "StatefulSet"):
+        made["metadata"]["labels"] |= queueing.labels_of(job)
+    return stamped({**made, **body})
 
 
 def head(job: RLJob, role: str | None, api_version: str, kind: str, name: str) -> dict[str, Any]:

@@ -28,6 +28,9 @@ from rljob_planner.placement import Room
 from rljob_planner.search import Plan, PlanningError
 from rljob_planner.split import SamplerSplit, Split, TrainerSplit
 
+WIDER = "WiderThanANode"
+"""Reason of ``Planned`` where a replica fits on no node, however empty."""
+
 
 def first_plan(
     spec: RLJobSpec,
@@ -36,6 +39,10 @@ def first_plan(
     planner: Planner | None = None,
 ) -> Plan | Verdict:
     """A plan for a job that does not run yet, or the verdict for its ``Planned`` condition."""
+    widths = {"sampler": spec.sampler.gpus_per_replica or 1, "trainer": spec.trainer.gpus_per_replica}
+    wide = placement.too_wide(widths, inventory.widest)
+    if wide is not None:
+        return Verdict(False, WIDER, wide)
     missing = inventories.shortage(spec, inventory)
     if missing is not None:
         return Verdict(False, "DoesNotFit", missing)

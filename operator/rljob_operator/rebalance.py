@@ -208,9 +208,15 @@ def advance(
     if observation.now_s <= epoch_s(move.deadline):
         return Step(_waiting(move, wait.words))
     less = _what_is_there(move, observation)
-    if (move.rolling_back or not may_roll_back) and less is not None and keeps(less):
+    # The pods of the split before would wait in the same queue, behind those that wait there now.
+    no_way_back = move.rolling_back or not may_roll_back or observation.only_queued
+    if no_way_back and less is not None and keeps(less):
+        update: dict[str, object] = {"to_split": less}
+        if not move.rolling_back and less.same_shape(move.from_split):
+            # Nothing was gained: an end as after a roll-back, so that the queue is not asked again at once.
+            update |= {"rolling_back": True, "reason": f"{move.phase.value} missed its deadline: {wait.words}"}
         return Step(
-            move.model_copy(update={"to_split": less}),
+            move.model_copy(update=update),
             note=f"Settled for {less.label()}, since it waits for {wait.words}",
         )
     return _late(move, observation, deadlines, wait, may_roll_back)

@@ -6,7 +6,7 @@ import logging
 
 from pydantic import ValidationError
 
-from rljob_operator import rivals, status, story, trouble
+from rljob_operator import queueing, rivals, status, story, trouble
 from rljob_operator.actions import Actions
 from rljob_operator.cluster import RLJOBS, Api, ClusterError, Json
 from rljob_operator.edges import Edges
@@ -78,7 +78,15 @@ class Reporting:
         move, held = this.now.rebalance, this.held_gpus
         if this.before.split is not None:
             this.verdicts.setdefault(
-                ConditionType.SCHEDULED, status.scheduled(this.samplers, this.trainers, this.spec.gpus, held)
+                ConditionType.SCHEDULED,
+                status.scheduled(
+                    this.samplers,
+                    this.trainers,
+                    this.spec.gpus,
+                    held,
+                    namespace=self._namespace,
+                    queue=queueing.queue_of(this.job),
+                ),
             )
             this.verdicts.setdefault(ConditionType.READY, status.ready(this.samplers, this.trainers, self._name))
             this.verdicts[ConditionType.REBALANCING] = status.rebalancing(move)

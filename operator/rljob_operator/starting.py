@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rljob_operator import children, planning, status, trouble
+from rljob_operator import children, planning, queueing, status, trouble
 from rljob_operator.actions import Actions
 from rljob_operator.edges import Edges
 from rljob_operator.learning import Known, Learning
@@ -81,7 +81,8 @@ class Starting:
 
     async def _first_plan(self, this: Pass) -> Plan | Verdict:
         """The first plan, or why there is none; asked anew when the spec or the nodes have changed, and now and then."""
-        key = (this.raw["metadata"]["generation"], this.inventory.rooms, this.inventory.budget)
+        queue = sorted(queueing.labels_of(this.job).items())
+        key = (this.raw["metadata"]["generation"], this.inventory.rooms, this.inventory.budget, queue)
         if (
             self._plan is not None
             and self._plan[0] == key

@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from rljob_operator import queueing
 from rljob_operator.rebalance import Targets, timestamp
 from rljob_operator.situation import StalenessCheck
 from rljob_planner.api.spec import Bound
@@ -62,7 +63,17 @@ def conditions(
 BAD_WHEN_TRUE = frozenset({ConditionType.DEGRADED, ConditionType.REBALANCING})
 """Conditions whose wished status is False."""
 
-PROGRESS = frozenset({"WaitingForPods", "WaitingForBudget", "PodsNotReady", "Stopped", "Starting", "StalenessUnknown"})
+PROGRESS = frozenset(
+    {
+        "WaitingForPods",
+        "WaitingForBudget",
+        "PodsNotReady",
+        "Stopped",
+        "Starting",
+        "StalenessUnknown",
+        queueing.WAITING,
+    }
+)
 """Reasons that every job passes through: they stand in the conditions and are no event."""
 
 
@@ -143,14 +154,18 @@ class Fleet:
     """Pods that are being deleted and still hold their GPUs."""
     broken: tuple[str, ...] = ()
     """Pods that crash or can't start, with the reason."""
+    queued: tuple[str, ...] = ()
+    """The gates of others, such as Kueue's, at which pods wait that the budget lets go: one entry a pod."""
 
     def column(self) -> str:
         """The printer column: ready of wished."""
         return f"{self.ready}/{self.wanted}"
 
 
-def scheduled(samplers: Fleet, trainers: Fleet, budget: int, held: int) -> Verdict:
-    """Whether all wished pods have a node."""
+def scheduled(
+    samplers: Fleet, trainers: Fleet, budget: int, held: int, *, namespace: str = "", queue: str | None = None
+) -> Verdict:
+    """Whether all wished pods have a node; ``queue`` is the Kueue queue that the job is in, in its ``namespace``."""
     for name, fleet in (("sampler", samplers), ("trainer", trainers)):
         if fleet.refused:
             quota = "exceeded quota" in fleet.refused
@@ -171,6 +186,8 @@ def scheduled(samplers: Fleet, trainers: Fleet, budget: int, held: int) -> Verdi
                 "Unschedulable",
                 f"a {name} pod has no node: {fleet.unschedulable}; free GPUs on matching nodes, add nodes, or lower spec.gpus",
             )
+    if samplers.queued or trainers.queued:
+        return Verdict(False, *queueing.words((*samplers.queued, *trainers.queued), namespace, queue))
     gated = samplers.gated + trainers.gated
     if gated:
         leaving = (*samplers.leaving, *trainers.leaving)

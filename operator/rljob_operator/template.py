@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from rljob_operator import queueing, width
 from rljob_operator.eligibility import nodes_of, template_of, tolerations_of
 from rljob_operator.gate import GATE, MANAGED_BY_LABEL, NAME_LABEL, ROLE_LABEL, SAMPLER, TRAINER, UID_LABEL, pod_gpus
 from rljob_operator.quantity import QuantityError, quantity
@@ -62,6 +63,11 @@ def pod_template(job: RLJob, role: str, split: Split) -> dict[str, Any]:
 def _pod_template(job: RLJob, role: str, split: Split) -> dict[str, Any]:
     template = template_of(job.spec, role)
     refuse(f"spec.{role}.template", template)
+    unfit = queueing.refusal(job) or width.refusal(
+        role, template, replica_gpus(split, role), split.samplers.tensor_parallel
+    )
+    if unfit is not None:
+        raise TemplateError(unfit)
     metadata = template.get("metadata") or {}
     spec: dict[str, Any] = {**template["spec"]}
     where = f"spec.{role}.template"
@@ -86,6 +92,7 @@ def _pod_template(job: RLJob, role: str, split: Split) -> dict[str, Any]:
     labels = merged(
         metadata.get("labels") or {}, labels_of(job, role), f"{where}.metadata.labels", "the operator's labels"
     )
+    labels = merged(labels, queueing.labels_of(job), f"{where}.metadata.labels", "the RLJob's own label")
     result: dict[str, Any] = {"metadata": {"labels": labels}, "spec": spec}
     for kept in ("annotations", "finalizers"):
         if metadata.get(kept):
@@ -171,6 +178,11 @@ def refuse(where: str, template: Mapping[str, Any]) -> None:
     for field, why in _REFUSED.items():
         if spec.get(field):
             raise TemplateError(f"{where}.spec.{field} {why}")
+    for container in [*spec["containers"], *(spec.get("initContainers") or ())]:
+        if (container.get("resources") or {}).get("claims"):
+            raise TemplateError(
+                f"{where}, container {container.get('name')}: resources.claims {_REFUSED['resourceClaims']}"
+            )
     if spec.get("restartPolicy") not in (None, "Always"):
         raise TemplateError(
             f"{where}.spec.restartPolicy is {spec['restartPolicy']}, but pods of a fleet are restarted: remove it"

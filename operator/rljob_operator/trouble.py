@@ -47,6 +47,9 @@ def in_the_way(error: ClusterError) -> bool:
     """
     if error.reason == NAME_TAKEN:
         return True
+    if "admission webhook" in error.message:
+        # Kueue, say, has immutable fields of its own.
+        return False
     return "field is immutable" in error.message or "Controller set to true" in error.message
 
 

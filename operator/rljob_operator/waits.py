@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rljob_operator.observation import Observation, epoch_s, some
+from rljob_operator import queueing
+from rljob_operator.observation import Observation, PodView, epoch_s, some
 from rljob_operator.phases import Targets
 from rljob_operator.victims import leaves, others
 from rljob_planner.api.status import MovePhase, MoveStatus
@@ -153,15 +154,18 @@ def _gone(move: MoveStatus, observation: Observation, goal: Targets) -> Wait:
 
 def _pods_ready(observation: Observation, goal: Targets) -> Wait:
     missing: list[str] = []
-    named: list[str] = []
+    unready: list[PodView] = []
     for role, wanted in (("sampler", goal.samplers), ("trainer", goal.trainers)):
         staying = observation.staying(role)
         ready = sum(pod.ready for pod in staying)
         if ready < wanted:
             missing.append(f"{wanted - ready} of {wanted} {role}s")
-            named += [pod.name for pod in staying if not pod.ready]
+            unready += [pod for pod in staying if not pod.ready]
     if missing:
-        which = f" ({some(named)})" if named else ""
+        which = f" ({some([pod.name for pod in unready])})" if unready else ""
+        gates = [pod.waits_at for pod in unready if pod.waits_at is not None]
+        if gates and len(gates) == len(unready):
+            return Wait(False, f"pods to be ready: {', '.join(missing)}{which}: {queueing.held_words(gates)}")
         return Wait(False, f"pods to be ready: {', '.join(missing)}{which}: kubectl describe the ones that are not")
     return DONE
 

@@ -14,7 +14,7 @@ from rljob_planner.api.pools import SamplerPool
 from rljob_planner.api.spec import Precision
 from rljob_planner.errors import PlanningError
 from rljob_planner.job import Job
-from rljob_planner.placement import Room, frontier, placeable_gpus
+from rljob_planner.placement import Room, frontier, placeable_gpus, too_wide
 from rljob_planner.pools import PoolSpeed, allocations, chosen
 from rljob_planner.split import PoolSplit, SamplerSplit, Split, TrainerSplit
 from rljob_planner.training import TrainerSetup, batch_divides, parallelism
@@ -300,6 +300,16 @@ class Space:
             return f"{_name(most, 'trainer')}: {self._untrainable[most]}"
         spec = self.job.spec
         narrowest = spec.sampler.gpus_per_replica or 1
+        wide = too_wide(
+            {"sampler": narrowest, "trainer": self.trainer_gpus},
+            {
+                "sampler": max((room.free_gpus for room in self.rooms if room.samplers), default=0),
+                "trainer": max((room.free_gpus for room in self.rooms if room.trainers), default=0),
+            },
+            " free",
+        )
+        if wide is not None:
+            return wide
         needed = spec.trainer.min_replicas * self.trainer_gpus + spec.sampler.min_replicas * narrowest
         free = sum(room.free_gpus for room in self.rooms)
         if self.trainer_replicas is not None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -114,6 +114,31 @@ def placeable_gpus(rooms: Sequence[Room], sampler_gpus: int, trainer_gpus: int, 
         left = budget - trainers * trainer_gpus
         held = max(held, trainers * trainer_gpus + min(samplers, left // sampler_gpus) * sampler_gpus)
     return held
+
+
+NO_GROUPS = "a replica is one pod on one node, and no groups of pods are made, such as a LeaderWorkerSet"
+"""Why no replica is wider than a node."""
+
+
+def too_wide(widths: Mapping[str, int], widest: Mapping[str, int], free: str = "") -> str | None:
+    """Which replica no node can hold, and what to write instead; None if there is none.
+
+    ``widths``: GPUs of a replica by role. ``widest``: by role the GPUs of the widest node that its pods may run on; a role without
+    such nodes is another matter. ``free`` is put behind that number, where it is what a node has free and not what it has.
+    """
+    for role, gpus in widths.items():
+        most = widest.get(role, 0)
+        if 0 < most < gpus:
+            remedy = (
+                "trainer pods work together across nodes, so"
+                if role == "trainer"
+                else "for a model that needs more, take nodes with larger GPUs or an fp8 model, else"
+            )
+            return (
+                f"a {role} replica of {gpus} GPUs is wider than any node that it may run on, the widest has {most}{free}: {NO_GROUPS}; "
+                f"{remedy} write spec.{role}.gpusPerReplica: {most} or less"
+            )
+    return None
 
 
 def rooms_of(nodes: str, accelerator: str | None = None) -> tuple[Room, ...]:
