@@ -365,6 +365,9 @@ class Actions:
                 raise taken([found]) from error
             # The view has not shown it yet.
             written = await self._cluster.apply(_on(desired, found))
+        self._written[key] = written
+        return written
+
     def _live(self, child: Json) -> Json | None:
         """A child as the view shows it; ``child`` names kind, namespace and name."""
         meta = child["metadata"]
@@ -372,9 +375,6 @@ class Actions:
 
     def _live_layout(self, job: RLJob) -> Json | None:
         return self._view.child(self._uid, "ConfigMap", children.layout_name(job), str(job.metadata["namespace"]))
-
-        self._written[key] = written
-        return written
 
     def _latest(self, obj: Json, live: Json | None) -> Json | None:
         """The newer of what the view shows and what this process wrote last."""

@@ -78,13 +78,13 @@ class Memo:
     take_over: TakeOver | None = None
     pods: watches.Pods | None = None
 
-    async def connect(self) -> None:
-        """Connects to the API server and, if there is an election, takes part in it."""
     def __post_init__(self) -> None:
         config = self.config
         self.credentials = Credentials(config.prometheus_ca_file, config.prometheus_token_file, config.token_urls)
         self.page = Recorder() if config.status_page else None
 
+    async def connect(self) -> None:
+        """Connects to the API server and, if there is an election, takes part in it."""
         self.cluster = await Cluster.connect()
         self.cluster.answered = self.metrics.requested
         self.metrics.count_by(
