@@ -14,10 +14,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rljob_operator import children, gate
+from rljob_operator import children, gate, upgrade
 from rljob_operator.cluster import EVENTS, PODS, Api, ClusterError, Json, preconditions, resource_of, version_of
 from rljob_operator.companions import SANDBOX
-from rljob_operator.drift import APPLIED_ANNOTATION
 from rljob_operator.fence import held_by_another
 from rljob_operator.layout import LAYOUT_FILE
 from rljob_operator.lifecycle import Workloads
@@ -75,7 +74,7 @@ class Actions:
         self._written: dict[tuple[str, str], Json] = {}
         """Children as this process wrote them last, by kind and name."""
         self._alike: dict[tuple[str, str], tuple[str, str]] = {}
-        """Version of a child and digest of the desired state that were compared last and did not differ, by kind and name."""
+        """Version of a child and identity of the desired state that were compared last and did not differ, by kind and name."""
         self._untouched: dict[str, int] = {}
         """Layout generation that pods are still to be told of, by uid."""
 
@@ -95,27 +94,24 @@ class Actions:
         )
         for desired in (*children.services(job), *workloads):
             kind, name = desired["kind"], desired["metadata"]["name"]
-            live, wished = self._live(desired), desired
+            live, wished = self._view.child(self._uid, kind, name), desired
             if live is not None:
                 # Comparing is most of an idle pass, and the same two compare the same again.
-                pair = (
-                    str(live["metadata"]["resourceVersion"]),
-                    desired["metadata"]["annotations"][APPLIED_ANNOTATION],
-                )
+                pair = (str(live["metadata"]["resourceVersion"]), upgrade.identity(desired))
                 if self._alike.get((kind, name)) == pair:
                     continue
-                differing = children.workload_differs(live, desired)
-                if not differing:
+                change = upgrade.change(live, desired)
+                if not change.differing:
                     self._alike[kind, name] = pair
                     continue
-                edited = children.edited_fields(live, desired)
-                if edited:
-                    edits.append(f"{kind} {name}: {', '.join(edited)}")
-                elif hold_templates and any(path.startswith("spec.template") for path in differing):
+                wished = change.desired
+                if change.edited:
+                    edits.append(f"{kind} {name}: {', '.join(change.edited)}")
+                elif hold_templates and change.rolls:
                     held.append(f"{kind} {name}")
                     await self._scale(desired, live, int(desired["spec"]["replicas"]))
                     continue
-            await self._apply(desired, live)
+            await self._apply(wished, live)
         return Applied(tuple(edits), tuple(held))
 
     async def strangers(self, job: RLJob, split: Split) -> list[Json]:
@@ -157,19 +153,20 @@ class Actions:
     async def apply_companion(self, desired: Json) -> str | None:
         """Brings an object that is no part of the split to its desired state; returns what somebody else had edited, in words."""
         kind, name = desired["kind"], desired["metadata"]["name"]
-        live = self._live(desired)
+        live = self._view.child(self._uid, kind, name)
         edited: tuple[str, ...] = ()
         if live is not None:
-            if not children.workload_differs(live, desired):
+            change = upgrade.change(live, desired)
+            if not change.differing:
                 return None
-            edited = children.edited_fields(live, desired)
+            desired, edited = change.desired, change.edited
         await self._apply(desired, live)
         return f"{kind} {name}: {', '.join(edited)}" if edited else None
 
     async def remove(self, child: Json) -> None:
         """Deletes a child that the spec no longer asks for, if there is one; ``child`` names kind, namespace and name."""
         meta = child["metadata"]
-        live = self._live(child)
+        live = self._view.child(self._uid, child["kind"], meta["name"])
         if live is not None and not live["metadata"].get("deletionTimestamp"):
             await self._cluster.delete(resource_of(child), meta["namespace"], meta["name"], preconditions(live))
 
@@ -178,7 +175,7 @@ class Actions:
 
         While the view lags behind what this process wrote, that counts.
         """
-        live = self._live_layout(job)
+        live = self._view.child(self._uid, "ConfigMap", children.layout_name(job))
         if live is None:
             # Deleted by somebody, or not seen yet: writing it again is right in both cases.
             self._layout = None
@@ -189,7 +186,7 @@ class Actions:
 
     async def publish_layout(self, job: RLJob, text: str, generation: int, pods: Iterable[Json]) -> None:
         """Writes the layout; ``touch`` then tells the pods."""
-        live = self._live_layout(job)
+        live = self._view.child(self._uid, "ConfigMap", children.layout_name(job))
         written = await self._apply(children.layout_config_map(job, text), live)
         self._layout, self._layout_version = readable_layout(text), version_of(written)
         # Sandboxes see no layout, and there may be hundreds.
@@ -367,14 +364,6 @@ class Actions:
             written = await self._cluster.apply(_on(desired, found))
         self._written[key] = written
         return written
-
-    def _live(self, child: Json) -> Json | None:
-        """A child as the view shows it; ``child`` names kind, namespace and name."""
-        meta = child["metadata"]
-        return self._view.child(self._uid, child["kind"], meta["name"], meta["namespace"])
-
-    def _live_layout(self, job: RLJob) -> Json | None:
-        return self._view.child(self._uid, "ConfigMap", children.layout_name(job), str(job.metadata["namespace"]))
 
     def _latest(self, obj: Json, live: Json | None) -> Json | None:
         """The newer of what the view shows and what this process wrote last."""

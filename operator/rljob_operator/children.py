@@ -17,6 +17,7 @@ from rljob_operator.gate import SAMPLER, TRAINER
 from rljob_operator.layout import DEFAULT_PORT, LAYOUT_FILE, first_port
 from rljob_operator.owned import head, selector_of, service_port, stamped_object
 from rljob_operator.template import TemplateError, pod_template, template_notes
+from rljob_operator.upgrade import recorded, sampler_part, trainer_part
 from rljob_planner.api.spec import RLJob, TrainerKind
 from rljob_planner.split import Split
 
@@ -91,25 +92,18 @@ def trainer_workload(job: RLJob, split: Split, replicas: int) -> dict[str, Any]:
     """
     if job.spec.trainer.kind is TrainerKind.DEPLOYMENT:
         return _deployment(job, TRAINER, split, replicas)
-    return stamped_object(
-        job,
-        TRAINER,
-        "apps/v1",
-        "StatefulSet",
-        trainers_name(job),
-        {
-            "spec": {
-                "replicas": replicas,
-                "serviceName": trainers_name(job),
-                "podManagementPolicy": "Parallel",
-                "revisionHistoryLimit": 2,
-                "minReadySeconds": 0,
-                "updateStrategy": {"type": "RollingUpdate"},
-                "selector": {"matchLabels": selector_of(job, TRAINER)},
-                "template": _checked_template(job, TRAINER, split),
-            }
-        },
-    )
+    spec = {
+        "replicas": replicas,
+        "serviceName": trainers_name(job),
+        "podManagementPolicy": "Parallel",
+        "revisionHistoryLimit": 2,
+        "minReadySeconds": 0,
+        "updateStrategy": {"type": "RollingUpdate"},
+        "selector": {"matchLabels": selector_of(job, TRAINER)},
+        "template": _checked_template(job, TRAINER, split),
+    }
+    made = stamped_object(job, TRAINER, "apps/v1", "StatefulSet", trainers_name(job), {"spec": spec})
+    return recorded(made, TRAINER, trainer_part(job, split))
 
 
 def layout_config_map(job: RLJob, text: str) -> dict[str, Any]:
@@ -169,24 +163,18 @@ def another_autoscaler(hpas: Iterable[Mapping[str, Any]], name: str) -> str | No
 
 
 def _deployment(job: RLJob, role: str, split: Split, replicas: int) -> dict[str, Any]:
-    return stamped_object(
-        job,
-        role,
-        "apps/v1",
-        "Deployment",
-        samplers_name(job) if role == SAMPLER else trainers_name(job),
-        {
-            "spec": {
-                "replicas": replicas,
-                "revisionHistoryLimit": 2,
-                "minReadySeconds": 0,
-                "progressDeadlineSeconds": _PROGRESS_DEADLINE_S,
-                "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": "25%"}},
-                "selector": {"matchLabels": selector_of(job, role)},
-                "template": _checked_template(job, role, split),
-            }
-        },
-    )
+    spec = {
+        "replicas": replicas,
+        "revisionHistoryLimit": 2,
+        "minReadySeconds": 0,
+        "progressDeadlineSeconds": _PROGRESS_DEADLINE_S,
+        "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": "25%"}},
+        "selector": {"matchLabels": selector_of(job, role)},
+        "template": _checked_template(job, role, split),
+    }
+    name = samplers_name(job) if role == SAMPLER else trainers_name(job)
+    made = stamped_object(job, role, "apps/v1", "Deployment", name, {"spec": spec})
+    return recorded(made, role, sampler_part(job, split) if role == SAMPLER else trainer_part(job, split))
 
 
 def _checked_template(job: RLJob, role: str, split: Split) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from rljob_operator.template import (
     with_environment,
     with_layout,
 )
+from rljob_operator.upgrade import driver_part, recorded, sandbox_part
 from rljob_planner.api.companions import SandboxNetwork
 from rljob_planner.api.spec import RLJob
 
@@ -237,23 +238,17 @@ def _without_gpus(job: RLJob, where: str, template: Mapping[str, Any]) -> None:
 
 
 def _deployment(job: RLJob, role: str, replicas: int, strategy: Mapping[str, Any]) -> dict[str, Any]:
-    return stamped_object(
-        job,
-        role,
-        "apps/v1",
-        "Deployment",
-        driver_name(job) if role == DRIVER else sandboxes_name(job),
-        {
-            "spec": {
-                "replicas": replicas,
-                "revisionHistoryLimit": 2,
-                "progressDeadlineSeconds": _PROGRESS_DEADLINE_S,
-                "strategy": dict(strategy),
-                "selector": {"matchLabels": selector_of(job, role)},
-                "template": companion_template(job, role),
-            }
-        },
-    )
+    spec = {
+        "replicas": replicas,
+        "revisionHistoryLimit": 2,
+        "progressDeadlineSeconds": _PROGRESS_DEADLINE_S,
+        "strategy": dict(strategy),
+        "selector": {"matchLabels": selector_of(job, role)},
+        "template": companion_template(job, role),
+    }
+    name = driver_name(job) if role == DRIVER else sandboxes_name(job)
+    made = stamped_object(job, role, "apps/v1", "Deployment", name, {"spec": spec})
+    return recorded(made, role, driver_part(job) if role == DRIVER else sandbox_part(job))
 
 
 def _service(job: RLJob, role: str) -> dict[str, Any]:
