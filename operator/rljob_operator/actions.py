@@ -94,7 +94,7 @@ class Actions:
         )
         for desired in (*children.services(job), *workloads):
             kind, name = desired["kind"], desired["metadata"]["name"]
-            live, wished = self._view.child(self._uid, kind, name), desired
+            live, wished = self._live(desired), desired
             if live is not None:
                 # Comparing is most of an idle pass, and the same two compare the same again.
                 pair = (str(live["metadata"]["resourceVersion"]), upgrade.identity(desired))
@@ -153,7 +153,7 @@ class Actions:
     async def apply_companion(self, desired: Json) -> str | None:
         """Brings an object that is no part of the split to its desired state; returns what somebody else had edited, in words."""
         kind, name = desired["kind"], desired["metadata"]["name"]
-        live = self._view.child(self._uid, kind, name)
+        live = self._live(desired)
         edited: tuple[str, ...] = ()
         if live is not None:
             change = upgrade.change(live, desired)
@@ -166,7 +166,7 @@ class Actions:
     async def remove(self, child: Json) -> None:
         """Deletes a child that the spec no longer asks for, if there is one; ``child`` names kind, namespace and name."""
         meta = child["metadata"]
-        live = self._view.child(self._uid, child["kind"], meta["name"])
+        live = self._live(child)
         if live is not None and not live["metadata"].get("deletionTimestamp"):
             await self._cluster.delete(resource_of(child), meta["namespace"], meta["name"], preconditions(live))
 
@@ -175,7 +175,7 @@ class Actions:
 
         While the view lags behind what this process wrote, that counts.
         """
-        live = self._view.child(self._uid, "ConfigMap", children.layout_name(job))
+        live = self._live_layout(job)
         if live is None:
             # Deleted by somebody, or not seen yet: writing it again is right in both cases.
             self._layout = None
@@ -186,7 +186,7 @@ class Actions:
 
     async def publish_layout(self, job: RLJob, text: str, generation: int, pods: Iterable[Json]) -> None:
         """Writes the layout; ``touch`` then tells the pods."""
-        live = self._view.child(self._uid, "ConfigMap", children.layout_name(job))
+        live = self._live_layout(job)
         written = await self._apply(children.layout_config_map(job, text), live)
         self._layout, self._layout_version = readable_layout(text), version_of(written)
         # Sandboxes see no layout, and there may be hundreds.
@@ -364,6 +364,14 @@ class Actions:
             written = await self._cluster.apply(_on(desired, found))
         self._written[key] = written
         return written
+
+    def _live(self, child: Json) -> Json | None:
+        """A child as the view shows it; ``child`` names kind, namespace and name."""
+        meta = child["metadata"]
+        return self._view.child(self._uid, child["kind"], meta["name"], meta["namespace"])
+
+    def _live_layout(self, job: RLJob) -> Json | None:
+        return self._view.child(self._uid, "ConfigMap", children.layout_name(job), str(job.metadata["namespace"]))
 
     def _latest(self, obj: Json, live: Json | None) -> Json | None:
         """The newer of what the view shows and what this process wrote last."""
