@@ -1,4 +1,7 @@
-"""An operator that serves some namespaces alone, under exactly the rights that the chart then gives it: it runs the jobs there, and no others."""
+"""An operator that serves some namespaces alone, under exactly the rights that the chart then gives it: it runs the jobs there, and no others.
+
+Its own namespace enforces the Pod Security Standard "restricted", as that of a careful platform does.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from dev.controlplane import ControlPlane, NodeSpec, ensure_built
-from dev.installed import WITHOUT_PODS, install
+from dev.chart import render
+from dev.controlplane import ApiError, ControlPlane, NodeSpec, ensure_built
+from dev.installed import SYSTEM, WITHOUT_PODS, Installed, install
 from tests.cluster.jobs import job
 
 pytestmark = pytest.mark.cluster
@@ -28,11 +32,31 @@ def plane() -> Iterator[ControlPlane]:
     with ControlPlane.start(nodes=NodeSpec(count=2, labels={"dev.rljob.dev/test": TEAM})) as running:
         for namespace in (TEAM, OTHERS):
             running.create_namespace(namespace)
+        running.create_namespace(SYSTEM, labels={"pod-security.kubernetes.io/enforce": "restricted"})
         yield running
 
 
-def test_it_runs_the_jobs_of_its_namespaces_and_leaves_others_alone(plane: ControlPlane, tmp_path: Path) -> None:
-    found = install(plane, {**WITHOUT_PODS, "watchNamespaces": [TEAM], "replicas": 2})
+@pytest.fixture(scope="module")
+def found(plane: ControlPlane) -> Installed:
+    """The release."""
+    return install(plane, {**WITHOUT_PODS, "watchNamespaces": [TEAM], "replicas": 2})
+
+
+def test_its_pods_are_admitted_where_the_restricted_standard_is_enforced(plane: ControlPlane, found: Installed) -> None:
+    pods = f"/api/v1/namespaces/{SYSTEM}/pods"
+    # The controller manager makes the operator's, and would be refused in silence; helm makes that of the test.
+    plane.wait_until("both replicas to be admitted", lambda: len(plane.api.request("GET", pods)["items"]) == 2)
+    (test,) = (obj for obj in render({"watchNamespaces": [TEAM]}, templates=["templates/tests/installed.yaml"]))
+    test["spec"]["serviceAccountName"] = found.account
+    plane.api.request("POST", f"{pods}?dryRun=All", test)
+    test["spec"]["containers"][0]["securityContext"]["allowPrivilegeEscalation"] = True
+    with pytest.raises(ApiError, match="restricted"):
+        plane.api.request("POST", f"{pods}?dryRun=All", test)
+
+
+def test_it_runs_the_jobs_of_its_namespaces_and_leaves_others_alone(
+    plane: ControlPlane, found: Installed, tmp_path: Path
+) -> None:
     # Nothing is mounted and no cluster-wide role is left over that could stand in for a missing right.
     assert not found.mounts
     log = tmp_path / "operator.log"
