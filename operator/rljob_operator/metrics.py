@@ -2,21 +2,34 @@
 
 A job is named by the labels ``rljob_namespace`` and ``rljob_name``: plain ``namespace`` and ``name`` would be overwritten by the
 scrape with those of the operator. Quantities of a job that are unknown have no series, since a gauge of 0 seconds would be
-a lie; the series of a deleted job are removed, so that nothing alerts on the dead.
+a lie; the series of a deleted job are removed, so that nothing alerts on the dead. What counts what should not happen starts at
+zero with a job's first pass: an increase from nothing to one is none to Prometheus.
 """
 
 from __future__ import annotations
 
+import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from threading import Thread
 from typing import TypeVar
 from wsgiref.simple_server import WSGIServer
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+    start_http_server,
+)
 from prometheus_client.metrics import MetricWrapperBase
 
-from rljob_planner.api.status import CalibrationStatus, DecisionCode, MovePhase
+from rljob_operator.job_series import JobSeries
+from rljob_planner import __version__
+from rljob_planner.api.spec import RLJobSpec
+from rljob_planner.api.status import CalibrationStatus, DecisionCode, MovePhase, RLJobStatus
 from rljob_planner.split import Split
 
 AnyMetric = TypeVar("AnyMetric", bound=MetricWrapperBase)
@@ -32,6 +45,12 @@ the time of its last pass.
 
 PLAN_SECONDS = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 """Upper edges in seconds for the time of what the planner is asked, the wait for it left out."""
+
+OUTCOMES = ("Committed", "RolledBack")
+"""How moves end."""
+
+_TRUTH = {"True": 1.0, "False": 0.0}
+_UNKNOWN = -1.0
 
 
 class OperatorMetrics:
@@ -56,6 +75,11 @@ class OperatorMetrics:
         )
         self._codes: dict[tuple[str, str], str] = {}
         self._phases: dict[tuple[str, str], MovePhase] = {}
+        self._reasons: dict[tuple[str, str], dict[str, str]] = {}
+        ProcessCollector(registry=self.registry)
+        Gauge("rljob_operator_build_info", "1, with the version", ("version", "python"), registry=self.registry).labels(
+            __version__, platform.python_version()
+        ).set(1)
         self._reconcile_s = Histogram(
             "rljob_operator_reconcile_seconds",
             "Time of a pass over any job",
@@ -80,6 +104,11 @@ class OperatorMetrics:
                 ("jobs", "RLJobs that this replica knows"),
                 ("woken_jobs", "RLJobs that something has happened to and whose pass has not begun"),
                 ("waiting_jobs", "RLJobs that wait for GPUs, or for those before them to plan"),
+                (
+                    "loop_age_seconds",
+                    "Longest time since a pass over a job ended, whichever way; 0 on a replica that stands by",
+                ),
+                ("watch_lost", "1 if the watch of pods has ended, so that no pass sees what happens any more"),
             )
         }
         self._reconcile_errors = counter("reconcile_errors_total", "Passes over a job that failed")
@@ -93,6 +122,14 @@ class OperatorMetrics:
         )
         self._moves = counter("moves_total", "Moves that ended, by outcome", "outcome")
         self._move_phase = gauge("move_phase", "1 for the phase of the move under way, 0 for those before it", "phase")
+        self._move_start = gauge(
+            "move_phase_start_timestamp_seconds",
+            "When the phase of the move under way began, in seconds since the epoch",
+        )
+        self._move_deadline = gauge(
+            "move_phase_deadline_timestamp_seconds",
+            "When the phase of the move under way gives up, in seconds since the epoch; none while it is held",
+        )
         self._drain_timeouts = counter("drain_timeouts_total", "Drains that ran out of time with samples still running")
         self._lost_samples = counter(
             "lost_samples_total", "Samples that ran on pods which went in a shrink though they were to stay"
@@ -120,6 +157,13 @@ class OperatorMetrics:
         )
         self._sandboxes = gauge("sandboxes", "Sandbox pods wished and ready, and environments in use", "state")
         self._metrics_known = gauge("metrics_available", "1 if everything that decisions need is known, else 0")
+        self._conditions = gauge(
+            "condition",
+            "The job's conditions with their reasons: 1 True, 0 False, -1 Unknown",
+            "condition",
+            "reason",
+        )
+        self._series = JobSeries(self.registry)
 
     def _kept(self, metric: AnyMetric) -> AnyMetric:
         self._of_jobs.append(metric)
@@ -134,7 +178,7 @@ class OperatorMetrics:
         self._plan_s.observe(seconds)
 
     def count_by(self, **counts: Callable[[], float]) -> None:
-        """Says how to count ``jobs``, ``woken_jobs`` and ``waiting_jobs`` when they are asked for."""
+        """Says how to tell ``jobs``, ``woken_jobs``, ``waiting_jobs``, ``loop_age_seconds`` and ``watch_lost`` when they are asked for."""
         for name, count in counts.items():
             self._counts[name].set_function(count)
 
@@ -164,10 +208,25 @@ class OperatorMetrics:
         violations = self._violations.labels(namespace, name)
         if held > budget:
             violations.inc()
+        # Named, they are there: at zero until they are counted.
+        for outcome in OUTCOMES:
+            self._moves.labels(namespace, name, outcome)
+        for counter in (self._reconcile_errors, self._drain_timeouts, self._lost_samples):
+            counter.labels(namespace, name)
 
-    def move_phase(self, namespace: str, name: str, phase: MovePhase | None) -> None:
-        """The phase of the move under way, None if there is none."""
+    def move_phase(
+        self,
+        namespace: str,
+        name: str,
+        phase: MovePhase | None,
+        *,
+        since_s: float | None = None,
+        deadline_s: float | None = None,
+    ) -> None:
+        """The phase of the move under way, None if there is none; when it began and gives up, in seconds since the epoch."""
         key = (namespace, name)
+        _set(self._move_start, since_s, *key)
+        _set(self._move_deadline, deadline_s, *key)
         last = self._phases.pop(key, None)
         if last is not None and last is not phase:
             self._move_phase.labels(*key, last.value).set(0)
@@ -209,6 +268,18 @@ class OperatorMetrics:
         """Whether everything that decisions need is known."""
         self._metrics_known.labels(namespace, name).set(available)
 
+    def conditions(self, namespace: str, name: str, conditions: Iterable[tuple[str, str, str]]) -> None:
+        """All conditions of a job: type, status (True, False, Unknown) and reason of each."""
+        last = self._reasons.get((namespace, name), {})
+        now: dict[str, str] = {}
+        for kind, status, reason in conditions:
+            now[kind] = reason
+            self._conditions.labels(namespace, name, kind, reason).set(_TRUTH.get(status, _UNKNOWN))
+        for kind, reason in last.items():
+            if now.get(kind) != reason:
+                self._conditions.remove(namespace, name, kind, reason)
+        self._reasons[namespace, name] = now
+
     def leads(self, leading: bool, *, took_over: bool = False) -> None:
         """Whether this replica leads, and whether it has just taken the Lease."""
         self._leader.set(leading)
@@ -223,10 +294,16 @@ class OperatorMetrics:
             else:
                 self._sandboxes.remove_by_labels({JOB[0]: namespace, JOB[1]: name, "state": state})
 
+    def reported(self, namespace: str, name: str, spec: RLJobSpec, status: RLJobStatus) -> None:
+        """What a pass has written into the status of a job, or found unchanged."""
+        self._series.report(namespace, name, spec, status)
+
     def forget(self, namespace: str, name: str) -> None:
         """Remove every series of a job that is gone."""
+        self._series.forget(namespace, name)
         self._codes.pop((namespace, name), None)
         self._phases.pop((namespace, name), None)
+        self._reasons.pop((namespace, name), None)
         for metric in self._of_jobs:
             metric.remove_by_labels({"rljob_namespace": namespace, "rljob_name": name})
 
@@ -235,6 +312,8 @@ class OperatorMetrics:
 
         Raises OSError if the port is taken.
         """
+        # When a series came to be is asked by nobody here, and would be half of what a scrape of counters brings.
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         return start_http_server(port, addr=address, registry=self.registry)
 
 

@@ -46,6 +46,8 @@ class Reporting:
         """Says on the job, whatever its status looks like, that nothing can be done for it and why."""
         now_s = self._edges.wall_s()
         now = trouble.degraded(raw, verdict, now_s)
+        shown = [(str(c.get("type")), str(c.get("status")), str(c.get("reason"))) for c in now["conditions"]]
+        self._metrics.conditions(self._namespace, self._name, shown)
         try:
             if now != raw.get("status"):
                 await self._cluster.put_status(RLJOBS, self._namespace, self._name, {**raw, "status": now})
@@ -71,6 +73,7 @@ class Reporting:
         )
         if now != before:
             await self._write(raw, now)
+        self._metrics.conditions(self._namespace, self._name, _shown(now))
         await self._actions.say(raw["metadata"], "Warning", verdict.reason, verdict.message, now_s=self._edges.wall_s())
 
     async def report(self, this: Pass) -> None:
@@ -158,7 +161,13 @@ class Reporting:
         """Brings the operator's own metrics of the job up to date."""
         now, key = this.now, this.key
         self._metrics.held(*key, budget=this.spec.gpus, held=held)
-        self._metrics.move_phase(*key, None if now.rebalance is None else now.rebalance.phase)
+        move = now.rebalance
+        self._metrics.move_phase(
+            *key,
+            None if move is None else move.phase,
+            since_s=None if move is None else epoch_s(move.phase_since),
+            deadline_s=None if move is None or move.held_since else epoch_s(move.deadline),
+        )
         self._metrics.periods(
             *key,
             predicted_s=None if now.plan is None else now.plan.period.mean,
@@ -168,6 +177,8 @@ class Reporting:
         self._metrics.recommended(*key, story.recommended(now))
         known = [c.status == "True" for c in now.conditions if c.type is ConditionType.METRICS_AVAILABLE]
         self._metrics.metrics_available(*key, any(known))
+        self._metrics.conditions(*key, _shown(now))
+        self._metrics.reported(*key, this.spec, now)
 
     async def _write(self, raw: Json, now: RLJobStatus) -> None:
         body = {**raw, "status": now.model_dump(mode="json", by_alias=True, exclude_none=True)}
@@ -177,3 +188,8 @@ class Reporting:
             # Deleted in the meantime: the next pass finds that out and ends.
             if error.status != 404:
                 raise
+
+
+def _shown(now: RLJobStatus) -> list[tuple[str, str, str]]:
+    """Type, status and reason of each condition."""
+    return [(c.type.value, c.status, c.reason) for c in now.conditions]

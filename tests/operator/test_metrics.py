@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import platform
 import urllib.request
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from rljob_operator.metrics import OperatorMetrics
-from rljob_planner.api.status import CalibrationStatus, DecisionCode, MovePhase
+from rljob_planner import __version__
+from rljob_planner.api.status import CalibrationStatus, ConditionType, DecisionCode, MovePhase
 
 OF_THE_PROCESS = (
-    "leader ", "takeovers_", "reconcile_seconds", "plan_seconds", "api_requests", "jobs ", "woken_jobs", "waiting_jobs"
+    "leader ", "takeovers_", "reconcile_seconds", "plan_seconds", "api_requests", "jobs ", "woken_jobs", "waiting_jobs",
+    "build_info", "loop_age_seconds", "watch_lost",
 )  # fmt: skip
 """Metrics that no job has for itself."""
 
@@ -74,6 +77,37 @@ def test_moves(metrics: OperatorMetrics) -> None:
     assert value(metrics, "drain_timeouts_total") == 1
 
 
+def test_a_phase_of_a_move_has_a_beginning_and_a_deadline_while_it_lasts(metrics: OperatorMetrics) -> None:
+    metrics.move_phase("team", "math", MovePhase.SHRINK, since_s=100.0, deadline_s=700.0)
+    assert value(metrics, "move_phase_start_timestamp_seconds") == 100.0
+    assert value(metrics, "move_phase_deadline_timestamp_seconds") == 700.0
+    metrics.move_phase("team", "math", MovePhase.SHRINK, since_s=100.0)
+    assert value(metrics, "move_phase_deadline_timestamp_seconds") is None
+    metrics.move_phase("team", "math", None)
+    assert value(metrics, "move_phase_start_timestamp_seconds") is None
+
+
+def test_what_should_not_happen_is_counted_from_zero(metrics: OperatorMetrics) -> None:
+    metrics.held("team", "math", budget=64, held=8)
+    for name in ("reconcile_errors_total", "drain_timeouts_total", "lost_samples_total", "budget_violations_total"):
+        assert value(metrics, name) == 0, name
+    for outcome in ("Committed", "RolledBack"):
+        assert value(metrics, "moves_total", outcome=outcome) == 0
+
+
+def test_a_condition_has_one_series_with_its_reason(metrics: OperatorMetrics) -> None:
+    metrics.conditions("team", "math", [("Ready", "False", "PodsNotReady"), ("Planned", "True", "Planned")])
+    metrics.conditions("team", "math", [("Ready", "Unknown", "Starting"), ("Planned", "True", "Planned")])
+    assert value(metrics, "condition", condition="Ready", reason="PodsNotReady") is None
+    assert value(metrics, "condition", condition="Ready", reason="Starting") == -1
+    assert value(metrics, "condition", condition="Planned", reason="Planned") == 1
+    metrics.conditions("team", "math", [("Ready", "False", "PodsNotReady")])
+    assert value(metrics, "condition", condition="Ready", reason="PodsNotReady") == 0
+    assert value(metrics, "condition", condition="Planned", reason="Planned") is None
+    metrics.forget("team", "math")
+    assert value(metrics, "condition", condition="Ready", reason="PodsNotReady") is None
+
+
 def test_what_is_unknown_has_no_series(metrics: OperatorMetrics) -> None:
     metrics.periods("team", "math", predicted_s=9.0, observed_s=10.0)
     metrics.calibration("team", "math", CalibrationStatus(sampler_factor=0.8, observations=2))
@@ -111,7 +145,7 @@ def test_every_series_names_its_job(metrics: OperatorMetrics) -> None:
     metrics.reconciled("team", "math", 0.1)
     metrics.decided("team", "math", DecisionCode.MOVE)
     for line in generate_latest(metrics.registry).decode().splitlines():
-        if not line.startswith("#"):
+        if not line.startswith(("#", "process_")):
             assert line.startswith("rljob_operator_")
             if line.startswith(tuple(f"rljob_operator_{name}" for name in OF_THE_PROCESS)):
                 continue
@@ -128,7 +162,9 @@ def test_a_job_costs_a_scrape_few_series(metrics: OperatorMetrics) -> None:
         metrics.periods("team", name, predicted_s=1.0, observed_s=1.0)
         metrics.calibration("team", name, CalibrationStatus(observations=1))
         metrics.metrics_available("team", name, True)
-    assert (len(generate_latest(metrics.registry).decode().splitlines()) - before) / 2 < 25
+        metrics.conditions("team", name, [(kind.value, "True", "AsItShould") for kind in ConditionType])
+    shown = [line for line in generate_latest(metrics.registry).decode().splitlines() if "_created" not in line]
+    assert (len(shown) - before) / 2 < 35
 
 
 def test_what_the_process_does_is_counted(metrics: OperatorMetrics) -> None:
@@ -144,6 +180,11 @@ def test_what_the_process_does_is_counted(metrics: OperatorMetrics) -> None:
     assert found("rljob_operator_waiting_jobs") == 1
     waiting.clear()
     assert found("rljob_operator_waiting_jobs") == 0
+
+
+def test_the_version_is_told(metrics: OperatorMetrics) -> None:
+    labels = {"version": __version__, "python": platform.python_version()}
+    assert metrics.registry.get_sample_value("rljob_operator_build_info", labels) == 1
 
 
 def test_metrics_are_served() -> None:
