@@ -7,7 +7,6 @@ controller does once a pod's quota is there.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -192,28 +191,21 @@ def test_a_move_whose_pods_wait_in_a_queue_says_so_and_goes_on_with_what_it_got(
     assert rig.recorder.peak <= 16
 
 
-def test_a_stateful_set_in_a_queue_that_would_be_resized_is_refused_with_what_to_write(
-    rig: Rig, gpu_nodes: GpuNodes
-) -> None:
-    gpu_nodes(2, product=H100)
-    rig.start_operator()
-    rig.apply(queued(rig.namespace, trainer={"kind": "StatefulSet"}))
-    found = rig.wait_condition("job", "Planned", "False", "InvalidTemplate")
-    assert "trainer.resize: restart" in found["message"]
-    rig.apply(queued(rig.namespace, trainer={"kind": "StatefulSet", "resize": "restart"}))
-    rig.wait_condition("job", "Planned", "True")
-
-
-def test_a_sampler_wider_than_a_node_is_refused_by_condition_event_and_plan(rig: Rig, gpu_nodes: GpuNodes) -> None:
+def test_what_no_queue_and_no_node_can_hold_is_refused_before_anything_is_made(rig: Rig, gpu_nodes: GpuNodes) -> None:
     gpu_nodes(4, product=H100)
     rig.start_operator()
-    rig.apply(job(rig.namespace, gpus=32, sampler={"gpusPerReplica": 16}))
-    found = rig.wait_condition("job", "Planned", "False", "WiderThanANode")
+    rig.apply(queued(rig.namespace, trainer={"kind": "StatefulSet"}))
+    rig.apply(job(rig.namespace, "wide", gpus=32, sampler={"gpusPerReplica": 16}))
+    found = rig.wait_condition("job", "Planned", "False", "InvalidTemplate")
+    assert "trainer.resize: restart" in found["message"]
+    found = rig.wait_condition("wide", "Planned", "False", "WiderThanANode")
     assert "the widest has 8" in found["message"]
     assert "LeaderWorkerSet" in found["message"]
-    event = eventually(lambda: [e for e in rig.events("job") if e["reason"] == "WiderThanANode"], "an event says it")
+    event = eventually(lambda: [e for e in rig.events("wide") if e["reason"] == "WiderThanANode"], "an event says it")
     assert event[0]["type"] == "Warning"
     assert rig.objects("pods") == []
+    rig.apply(queued(rig.namespace, trainer={"kind": "StatefulSet", "resize": "restart"}))
+    rig.wait_condition("job", "Planned", "True")
 
 
 def test_shared_gpus_and_claimed_ones_are_not_counted(rig: Rig, gpu_nodes: GpuNodes, plane: ControlPlane) -> None:
@@ -247,4 +239,4 @@ def test_shared_gpus_and_claimed_ones_are_not_counted(rig: Rig, gpu_nodes: GpuNo
     plane.api.request("PATCH", f"/api/v1/nodes/{claimed}", patch, content_type="application/merge-patch+json")
     rig.wait_condition("job", "Planned", "True")
     eventually(lambda: rig.objects("pods", "rljob.dev/name=job"), "pods are made")
-    assert json.loads(json.dumps(rig.status("job")["split"]))["samplers"]["replicas"] == 4
+    assert rig.status("job")["split"]["samplers"]["replicas"] == 4

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from rljob_operator import (
     adopt,
@@ -21,6 +23,7 @@ from rljob_operator import (
     trouble,
 )
 from rljob_operator.census import Census
+from rljob_operator.cli import app
 from rljob_operator.cluster import ClusterError
 from rljob_operator.explain import explain
 from rljob_operator.explanation import Limit
@@ -252,6 +255,14 @@ def test_a_trainer_wider_than_a_node_is_told_to_use_more_pods() -> None:
     found = planning.first_plan(spec(**wide), inventory([node("a"), node("b")], **wide))
     assert isinstance(found, Verdict)
     assert "trainer pods work together across nodes" in found.message
+
+
+def test_the_command_line_says_the_same_of_a_replica_wider_than_a_node() -> None:
+    wide = job_dict(gpus=32, sampler={"gpusPerReplica": 16})
+    result = CliRunner().invoke(app, ["plan", "-", "--accelerator", "H100-SXM"], input=json.dumps(wide))
+    assert result.exit_code != 0
+    assert "a sampler replica of 16 GPUs is wider than any node" in result.stderr
+    assert "LeaderWorkerSet" in result.stderr
 
 
 @pytest.mark.parametrize(
