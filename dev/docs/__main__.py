@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from dev.docs import command_line, first_principles, planner
+from dev.docs import command_line, first_principles, metrics, planner
 from dev.docs.example import ROOT
 from dev.docs.page import StaleProseError, differences
 
@@ -21,6 +21,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "first-principles.md": first_principles.text,
     "planner.md": planner.text,
     "cli.md": command_line.text,
+    "metrics.md": metrics.text,
 }
 """Pages that are written and compared here; docs/validation.md has a module and a test of its own."""
 
