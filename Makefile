@@ -11,7 +11,7 @@ FAST_TESTS := tests/unit tests/planner tests/operator
 IN_TREE := --basetemp=.pytest_tmp
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast test-pythons lint format generate bench clean krew
+.PHONY: help setup demo test test-fast test-pythons lint format generate dashboards screenshots bench audit sbom clean krew
 
 help: ## Say what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | while IFS='|' read -r name text; do printf '  make %-13s %s\n' "$$name" "$$text"; done
@@ -69,6 +69,18 @@ bench: setup ## Measure the speed of the planner, beside the plain simulator in 
 
 krew: setup ## Build the krew plugin into dist/krew; URL=https://… says where the archive will lie
 	@$(BIN)/python -m dev.krew $(if $(URL),--url '$(URL)')
+
+sbom: setup ## List what the operator is made of, with licences, as CycloneDX in dist/sbom.cdx.json
+	@mkdir -p dist
+	@$(BIN)/python -m dev.sbom > dist/sbom.cdx.json
+	@echo dist/sbom.cdx.json
+
+# Asks the advisories of the Python Packaging Index, so it needs the network; it is no part of the tests. Strict: a package that nobody could
+# answer for (an index without advisories, as mirrors are) is a failure, and never a clean bill.
+audit: setup ## Look up known vulnerabilities of what the operator is made of
+	@mkdir -p dist
+	@$(BIN)/python -m dev.sbom --pins > dist/pins.txt
+	@$(BIN)/pip-audit --strict --requirement dist/pins.txt --no-deps --disable-pip --progress-spinner off
 
 clean: ## Remove what make has made here (the cache with the control plane stays)
 	@rm -rf $(VENV) $(VENV)-* .demo build dist .mypy_cache .ruff_cache .pytest_cache .pytest_tmp .hypothesis .import_linter_cache

@@ -44,7 +44,7 @@ def jobs_page(shown: StatusPageJson, curves: Mapping[str, Sequence[Point]], *, r
     heads = ("Job", "State", "Split, GPUs", "Period", "Staleness", "Queue", "Last decision")
     table = element(
         "table",
-        element("caption", "The jobs, those that need somebody first", class_="soft"),
+        element("caption", "The jobs, those that need somebody first", class_="unseen"),
         element("thead", element("tr", *(element("th", head, scope="col") for head in heads))),
         element("tbody", *rows),
         class_="stack",
@@ -140,8 +140,10 @@ def _job_row(job: JobJson, points: Sequence[Point], span: Span) -> Html:
         _cell(
             "Period",
             element("span", _number(now.period_seconds, " s"), class_="number"),
-            element("small", " ", predicted) if predicted else None,
-            sparkline(periods, Span(start_s, span.end_s), f"the period since {clock(start_s)} UTC") if points else None,
+            element("small", " ", predicted, class_="number") if predicted else None,
+            sparkline(periods, Span(start_s, span.end_s), f"the period since {clock(start_s)} UTC")
+            if len(points) > 1
+            else None,
         ),
         _cell("Staleness", element("span", _staleness(job), class_="number")),
         _cell("Queue", element("span", _number(now.queue_groups, "", 0), class_="number")),
@@ -157,8 +159,8 @@ def _split_words(job: JobJson) -> tuple[Html | str, ...]:
     split = job.split
     if split is None or job.gpus is None:
         return (UNKNOWN,)
-    words = f"{split.samplers.gpus} sample, {split.trainers.gpus} train "
-    return words, element("small", f"of {job.gpus}"), shares(split.samplers.gpus, split.trainers.gpus, job.gpus)
+    words = element("span", f"{split.samplers.gpus} sample, {split.trainers.gpus} train", class_="number")
+    return words, element("small", f" of {job.gpus}"), shares(split.samplers.gpus, split.trainers.gpus, job.gpus)
 
 
 def _decision_words(decision: DecisionJson | None) -> tuple[Html | str, ...]:
@@ -237,6 +239,7 @@ def _charts(job: JobHistoryJson, span: Span) -> tuple[Html, ...]:
     period, predicted = values("period_seconds", "predicted_period_seconds")
     mean, largest = values("staleness_mean", "staleness_max")
     queue, in_flight, length = values("queue_groups", "in_flight_samples", "response_tokens_mean")
+    (cap,) = values("in_flight_cap")
     budget = [] if job.gpus is None else [(at, float(job.gpus)) for at in ends]
     limit = [] if job.staleness_limit is None else [(at, float(job.staleness_limit)) for at in ends]
     split = [
@@ -247,6 +250,7 @@ def _charts(job: JobHistoryJson, span: Span) -> tuple[Html, ...]:
     ]
     staleness = [Line("mean", "measured", mean), Line("largest", "largest", largest), Line("limit", "limit", limit)]
     periods = [Line("measured", "measured", period), Line("predicted", "predicted", predicted, holds=True)]
+    flying = [Line("in flight", "measured", in_flight), Line("cap", "limit", cap, holds=True)]
     return (
         chart("Split", "GPUs", split, span, bands=bands, stacked=True, digits=0),
         chart("Period", "seconds", periods, span, bands=bands, digits=2),
@@ -254,7 +258,7 @@ def _charts(job: JobHistoryJson, span: Span) -> tuple[Html, ...]:
         chart(
             "Queue", "groups that wait for the trainer", [Line("queue", "measured", queue)], span, bands=bands, digits=0
         ),
-        chart("In flight", "samples", [Line("in flight", "measured", in_flight)], span, bands=bands, digits=0),
+        chart("In flight", "samples", flying, span, bands=bands, digits=0),
         chart("Response length", "tokens, mean", [Line("mean", "measured", length)], span, bands=bands, digits=0),
     )
 

@@ -69,6 +69,7 @@ class Point:
     staleness_max: float | None = None
     queue_groups: float | None = None
     in_flight_samples: float | None = None
+    in_flight_cap: int | None = None
     response_tokens_mean: float | None = None
 
     def as_json(self) -> PointJson:
@@ -85,6 +86,7 @@ class Point:
             staleness_max=self.staleness_max,
             queue_groups=self.queue_groups,
             in_flight_samples=self.in_flight_samples,
+            in_flight_cap=self.in_flight_cap,
             response_tokens_mean=self.response_tokens_mean,
         )
 
@@ -259,6 +261,7 @@ def _point(status: RLJobStatus, now_s: float) -> Point:
         point,
         sampler_gpus=None if split is None else split.samplers.gpus,
         trainer_gpus=None if split is None else split.trainers.gpus,
+        in_flight_cap=None if split is None else split.in_flight,
         predicted_s=None if plan is None or split is None else plan.period.mean,
     )
 

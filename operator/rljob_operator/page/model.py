@@ -108,6 +108,7 @@ class PointJson(ApiModel):
     staleness_max: float | None = Field(default=None, description="Largest staleness in policy versions.")
     queue_groups: float | None = Field(default=None, description="Complete groups that wait for the trainer.")
     in_flight_samples: float | None = Field(default=None, description="Samples submitted and not finished.")
+    in_flight_cap: int | None = Field(default=None, description="The cap on them by the split in force.")
     response_tokens_mean: float | None = Field(default=None, description="Mean response length in tokens.")
 
 

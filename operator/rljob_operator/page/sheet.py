@@ -18,7 +18,7 @@ SHEET = """
   --move: rgba(170, 140, 255, .28); --link: #8cbcff; } }
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--paper); color: var(--ink); font: 15px/1.5 system-ui, -apple-system, "Segoe UI", sans-serif;
-  overflow-wrap: anywhere; }
+  overflow-wrap: break-word; }
 a { color: var(--link); } a:focus-visible, summary:focus-visible { outline: 2px solid var(--link); outline-offset: 2px; }
 header, main, footer { max-width: 1240px; margin: 0 auto; padding: 0 1rem; }
 header { display: flex; flex-wrap: wrap; align-items: baseline; gap: .2rem 1.2rem; padding-top: 1rem; }
@@ -33,9 +33,10 @@ small, .soft { color: var(--soft); font-size: .87rem; font-weight: normal; }
 .good { color: var(--good); } .bad { color: var(--bad); } .wait { color: var(--wait); }
 .scroll { overflow-x: auto; } table { border-collapse: collapse; width: 100%; }
 th, td { text-align: left; vertical-align: top; padding: .45rem .9rem .45rem 0; border-bottom: 1px solid var(--rule); }
-thead th { color: var(--soft); font-size: .82rem; font-weight: 600; } tbody tr:last-child > * { border-bottom: 0; }
-th[scope=row] { font-weight: 600; } .number { font-variant-numeric: tabular-nums; white-space: nowrap; }
-dl { display: grid; grid-template-columns: repeat(auto-fit, minmax(135px, 1fr)); gap: .7rem 1rem; margin: .7rem 0 0; }
+thead th { color: var(--soft); font-size: .82rem; font-weight: 600; white-space: nowrap; }
+.unseen { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); white-space: nowrap; } tbody tr:last-child > * { border-bottom: 0; }
+th[scope=row] { font-weight: 600; min-width: 9rem; } .number { font-variant-numeric: tabular-nums; white-space: nowrap; }
+dl { display: grid; grid-template-columns: repeat(auto-fit, minmax(max(118px, 21%), 1fr)); gap: .7rem 1rem; margin: .7rem 0 0; }
 dt { color: var(--soft); font-size: .82rem; } dd { margin: 0; font-size: 1.25rem; font-variant-numeric: tabular-nums; line-height: 1.35; }
 dd small { display: block; }
 .charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 420px), 1fr)); gap: .9rem; }
@@ -46,7 +47,7 @@ figcaption { display: flex; flex-wrap: wrap; justify-content: space-between; gap
 .key { display: inline-block; width: 1.3em; height: 0; border-top: 3px solid; vertical-align: middle; margin-right: .4em; }
 .plot { display: grid; grid-template: 170px auto / auto 1fr; gap: .3rem .5rem; }
 .y, .x { display: flex; justify-content: space-between; color: var(--soft); font-size: .75rem; font-variant-numeric: tabular-nums; }
-.y { flex-direction: column; text-align: right; line-height: 1; } .x { grid-column: 2; }
+.y { flex-direction: column; text-align: right; line-height: 1; min-width: 2.7rem; } .x { grid-column: 2; }
 svg { display: block; width: 100%; height: 100%; overflow: visible; }
 .plot svg { grid-column: 2; grid-row: 1; }
 .line { fill: none; stroke-width: 2; stroke-linejoin: round; stroke-linecap: round; vector-effect: non-scaling-stroke; }
@@ -62,11 +63,12 @@ svg { display: block; width: 100%; height: 100%; overflow: visible; }
 .swatch { display: inline-block; width: 1.3em; height: .8em; background: var(--move); margin-right: .4em; vertical-align: middle; }
 details { margin-top: .9rem; } summary { cursor: pointer; color: var(--link); }
 @media (max-width: 760px) {
+  table.stack, table.stack tbody { display: block; }
   table.stack thead { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); }
   table.stack tr { display: block; padding: .5rem 0; border-bottom: 1px solid var(--rule); } table.stack tr:last-child { border-bottom: 0; }
   table.stack th, table.stack td { display: grid; grid-template-columns: 7.2rem 1fr; gap: .5rem; border: 0; padding: .15rem 0; white-space: normal; }
   table.stack th::before, table.stack td::before { content: attr(data-label); color: var(--soft); font-size: .82rem; font-weight: normal; }
-  dd { font-size: 1.1rem; } dl { grid-template-columns: repeat(auto-fit, minmax(115px, 1fr)); }
+  dd { font-size: 1.1rem; } table.stack { overflow-wrap: anywhere; }
 }
 @media print { body { background: none; } figure, .card { break-inside: avoid; } }
 """.strip()
