@@ -58,6 +58,8 @@ class OperatorMetrics:
 
     def __init__(self, registry: CollectorRegistry | None = None, *, clock: Callable[[], float] = time.time) -> None:
         """Register in ``registry``, a new one if None; ``clock`` gives seconds since the epoch."""
+        # When a series came to be is asked by nobody here, and would be half of what a scrape of counters brings.
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = registry if registry is not None else CollectorRegistry()
         """What ``/metrics`` serves."""
         self._clock = clock
@@ -312,8 +314,6 @@ class OperatorMetrics:
 
         Raises OSError if the port is taken.
         """
-        # When a series came to be is asked by nobody here, and would be half of what a scrape of counters brings.
-        disable_created_metrics()  # type: ignore[no-untyped-call]
         return start_http_server(port, addr=address, registry=self.registry)
 
 
