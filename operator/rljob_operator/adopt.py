@@ -8,11 +8,11 @@ shards its model, and the in-flight cap until the metrics show what is in flight
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from rljob_operator import promql
 from rljob_operator.arguments import argument, count
 from rljob_operator.eligibility import nodes_of
 from rljob_operator.gate import NAME_LABEL, ROLE_LABEL, UID_LABEL, Pod, pod_gpus
@@ -137,9 +137,9 @@ def series_of(namespace: str, sides: Iterable[Side]) -> str:
     """
     patterns = []
     for side in sides:
-        name = re.escape(side.name).replace("\\", "\\\\")
+        name = promql.literal(side.name)
         patterns.append(f"{name}-[0-9]+" if side.kind == "StatefulSet" else f"{name}-[a-z0-9]+-[a-z0-9]+")
-    return f'namespace="{namespace}",pod=~"{"|".join(patterns)}"'
+    return f"{promql.matches('namespace', namespace)},{promql.matches_any('pod', patterns)}"
 
 
 def described(spec: RLJobSpec, samplers: Side, trainers: Side) -> RLJobSpec:
