@@ -22,7 +22,7 @@ from typing import Any
 import kopf
 
 from rljob_operator import autoscalers, kept, stateless, watches
-from rljob_operator.cluster import FIELD_MANAGER, Json
+from rljob_operator.cluster import FIELD_MANAGER, RLJOBS, Cluster, ClusterError, Json
 from rljob_operator.config import Config
 from rljob_operator.edges import warm_up
 from rljob_operator.gate import MANAGED_BY_LABEL, UID_LABEL
@@ -65,6 +65,10 @@ def registry(config: Config) -> tuple[kopf.OperatorRegistry, Memo]:
         )
         await memo.connect()
         assert memo.cluster is not None
+        if config.namespaces:
+            # Which kinds and namespaces there are is asked once: to follow them takes rights beyond these namespaces, and without those kopf
+            # would try for a minute before it begins.
+            settings.scanning.disabled = True
         # The planner's machine code is loaded before the first job asks, and beside the lists of the watches.
         warm_up()
         memo.pods = watches.Pods(memo.cluster, config.namespaces, memo)
@@ -145,6 +149,20 @@ def registry(config: Config) -> tuple[kopf.OperatorRegistry, Memo]:
     return found, memo
 
 
+async def check_served(cluster: Cluster, namespace: str) -> None:
+    """Ends the process where the API has no RLJobs: an operator that does not follow CRDs would never see them come."""
+    try:
+        await cluster.page(RLJOBS, namespace, 1, "")
+    except ClusterError as error:
+        # Whatever else it is, the watches meet it too, and try again.
+        if error.status == 404:
+            sys.exit(
+                "rljob-operator: the API server has no RLJobs: apply the CRDs in crds/, and start the operator again"
+            )
+    finally:
+        await cluster.close()
+
+
 def _watch_children(found: kopf.OperatorRegistry, memo: Memo, api: str, plural: str, kind: str) -> None:
     """Indexes one kind of child under the common index, and wakes the job when a child changes."""
 
@@ -174,6 +192,8 @@ def run(config: Config) -> None:
 
 
 async def _serve(config: Config) -> None:
+    if config.namespaces:
+        await check_served(await Cluster.connect(), config.namespaces[0])
     found, memo = registry(config)
     existing = asyncio.all_tasks()
     stop = asyncio.Event()

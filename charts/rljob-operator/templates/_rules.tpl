@@ -9,10 +9,12 @@ written; which part of it is in a ClusterRole and which in Roles depends on the 
 - apiGroups: [""]
   resources: [nodes]
   verbs: [list, watch]
+{{- if not .Values.watchNamespaces }}
 # kopf follows which kinds there are, so that CRDs may come after the operator.
 - apiGroups: [apiextensions.k8s.io]
   resources: [customresourcedefinitions]
   verbs: [list, watch]
+{{- end }}
 {{- end }}
 
 {{/* What is in a namespace. */}}
