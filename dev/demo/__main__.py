@@ -79,6 +79,7 @@ class Demo:
                 world.start_emulator()
                 world.start_operator()
                 view.say("Prometheus, the operator (under its service account) and the job emulator run")
+                view.say(f"what the operator knows, while this runs: {world.status_page_url}")
                 world.follow_pods(self._ledger)
                 world.follow_job(self._history)
                 world.apply_job()

@@ -127,6 +127,11 @@ class World:
         self.plane.stop()
 
     @property
+    def status_page_url(self) -> str:
+        """Where the operator shows its status page."""
+        return f"http://127.0.0.1:{self._metrics_port}"
+
+    @property
     def name(self) -> str:
         """The RLJob's name."""
         return str(self.job["metadata"]["name"])
@@ -194,6 +199,7 @@ class World:
                 "RLJOB_OPERATOR_PROMETHEUS_URL": self._prometheus.url,
                 "RLJOB_OPERATOR_LIVENESS_ENDPOINT": url,
                 "RLJOB_OPERATOR_METRICS_PORT": str(self._metrics_port),
+                "RLJOB_OPERATOR_STATUS_PAGE": "true",
                 **OPERATOR_ENV,
             },
         )
