@@ -6,16 +6,20 @@ import json
 from itertools import groupby
 from pathlib import Path
 
+import yaml
+
 from dev.chart import CHART
 from dev.chart.values import Value, read_values
 
 TEMPLATE = Path(__file__).parent / "README.md.template"
-"""What people wrote of the README; ``@VALUES@`` is where the tables go."""
+"""What people wrote of the README; ``@VALUES@`` is where the tables go, ``@VERSION@`` the version of the operator."""
 
 
 def readme() -> str:
     """The README as it should be."""
-    return TEMPLATE.read_text(encoding="utf-8").replace("@VALUES@", tables(read_values(CHART / "values.yaml")))
+    version = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))["appVersion"]
+    text = TEMPLATE.read_text(encoding="utf-8").replace("@VERSION@", version)
+    return text.replace("@VALUES@", tables(read_values(CHART / "values.yaml")))
 
 
 def tables(values: list[Value]) -> str:
