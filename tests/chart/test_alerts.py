@@ -228,6 +228,8 @@ def test_every_metric_and_label_that_a_rule_names_is_exported() -> None:
         labels = set()
         for name, matchers in named(expr).items():
             assert name in exported(), f"{rule.get('alert') or rule['record']}: {name}"
+            if name.startswith("rljob_operator_"):
+                assert 'namespace="rljob-system"' in matchers, f"{name} would take in that of another installation"
             seen.add(name)
             own = exported()[name] | OF_THE_TARGET
             assert set(re.findall(r"([a-z_]+)[=!]", matchers)) <= own, name
