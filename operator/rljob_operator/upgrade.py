@@ -1,7 +1,7 @@
 """Why a new version of the operator rolls no pods: a workload keeps the pod template that it runs.
 
 A change of a pod template replaces all of a workload's pods, and what the operator adds to templates differs from version to version.
-So each workload carries two annotations. The digest is that of the user's part: the template in the spec and the fields of the spec that
+So each workload carries two annotations. The digest is that of the user's part: the template in the spec and the fields and labels of the RLJob that
 go into pods, and nothing that a version of the operator thought of. The record is the template as it was applied, additions included.
 While the digest of the spec stays the same, the recorded template is wished as it stands, and only what is outside of it (replicas, strategy,
 labels, owner) follows this version. A change by the user makes another digest, and the template of this version is applied as a whole. A
@@ -31,6 +31,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from rljob_operator import queueing
 from rljob_operator.drift import APPLIED_ANNOTATION, edited_fields, stamped, workload_differs
 from rljob_operator.eligibility import nodes_of, template_of
 from rljob_operator.gate import GATE, SAMPLER, TRAINER
@@ -172,13 +173,14 @@ def _fits(template: Mapping[str, Any], desired: Mapping[str, Any]) -> bool:
 
 
 def _fleet_part(job: RLJob, role: str, gpus: int) -> Json:
-    nodes = nodes_of(job.spec, role)
+    nodes, labels = nodes_of(job.spec, role), queueing.labels_of(job)
     return {
         "template": template_of(job.spec, role),
         "nodeSelector": dict(nodes.selector),
         "tolerations": [t.model_dump(by_alias=True, exclude_none=True) for t in nodes.tolerations],
         "gpuResource": nodes.gpu_resource,
         "gpus": gpus,
+        **({"labels": labels} if labels else {}),
     }
 
 

@@ -161,6 +161,16 @@ def test_a_change_of_the_user_applies_the_template_of_the_version_that_sees_it(
     assert found.edited == (), "the user's own change is nobody's edit"
 
 
+def test_a_label_that_is_handed_on_to_the_pods_is_part_of_their_templates() -> None:
+    job = raw("plain")
+    with version("old"):
+        before = made(job)
+    job["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "team", "other": "label"}
+    with version("newer"):
+        fresh = made(job)
+    assert [change(live, desired).desired for live, desired in zip(before, fresh, strict=True)] == fresh
+
+
 def test_the_shape_of_a_replica_is_part_of_its_template() -> None:
     job = RLJob.model_validate(raw("plain"))
     shapes: list[Json] = [{}, {"tensor_parallel": 1}, {"max_running": 32}, {"gpus_per_replica": 4}]
