@@ -16,6 +16,7 @@ from typing import Any
 from dev.virtual.cluster import Connection, Passages, VirtualCluster
 from dev.virtual.store import Json
 from dev.virtual.watching import Lag, Watching
+from rljob_operator import byhand
 from rljob_operator.cluster import ClusterError
 from rljob_operator.config import Config
 from rljob_operator.edges import Edges, Observe, Question
@@ -55,6 +56,7 @@ class _Job:
     uid: str
     wake: asyncio.Event
     generation: int | None
+    asked: str
     task: asyncio.Task[None] | None = None
 
 
@@ -170,13 +172,13 @@ class VirtualOperator:
             self._wake_waiting()
         elif job is None:
             self._start_job(obj)
-        elif job.generation != meta["generation"]:
-            job.generation = meta["generation"]
+        elif (job.generation, job.asked) != (meta["generation"], byhand.asked(meta)):
+            job.generation, job.asked = meta["generation"], byhand.asked(meta)
             job.wake.set()
 
     def _start_job(self, obj: Json) -> None:
         meta = obj["metadata"]
-        job = _Job(meta["namespace"], meta["name"], meta["uid"], asyncio.Event(), meta["generation"])
+        job = _Job(meta["namespace"], meta["name"], meta["uid"], asyncio.Event(), meta["generation"], byhand.asked(meta))
         self._jobs[job.uid] = job
         job.task = self.cluster.clock.spawn(self._run(job))
 

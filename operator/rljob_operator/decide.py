@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 
+from rljob_operator.byhand import left_by_hand
 from rljob_operator.hindsight import with_hindsight
 from rljob_operator.holding import broken, held
 from rljob_operator.measured import calibrated as calibrated
@@ -222,14 +223,24 @@ def _cooldown_left_s(s: Situation, target: Split) -> float:
 def _payback_s(s: Situation, target: Split) -> float:
     """How long the last move needs to pay for itself if ``target`` lies back from where it came, else 0."""
     last = next((d for d in reversed(s.decisions) if d.code is DecisionCode.MOVE_COMMITTED), None)
-    if last is None or last.from_split is None or last.to_split is None or not last.to_split.same_shape(s.split):
+    if last is None:
+        # Whoever moves by hand is not overruled because the decision that says so is no longer kept.
+        left = left_by_hand(s.moves)
+        back = left is not None and _lies_back(left, s.split, s.split, target)
+        return LONGEST_PAYBACK_S if back else 0.0
+    if last.from_split is None or last.to_split is None or not last.to_split.same_shape(s.split):
         return 0.0
-    there, back = direction(last.from_split, last.to_split), direction(s.split, target)
-    if there[0] != back[0] or there[1] != -back[1]:
+    if not _lies_back(last.from_split, last.to_split, s.split, target):
         return 0.0
     cost_s = s.moves.cost_seconds or last.cost_seconds or 0.0
     gain = last.predicted_gain or 0.0
     return min(LONGEST_PAYBACK_S, cost_s / gain) if gain > 0.0 else LONGEST_PAYBACK_S
+
+
+def _lies_back(left: Split, came: Split, now: Split, target: Split) -> bool:
+    """Whether ``now`` → ``target`` goes the way back of the move ``left`` → ``came``."""
+    there, back = direction(left, came), direction(now, target)
+    return there[0] == back[0] and there[1] == -back[1]
 
 
 def agreement(decisions: tuple[DecisionStatus, ...], split: Split, target: Split) -> int:

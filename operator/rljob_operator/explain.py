@@ -29,6 +29,7 @@ OF_CODE: Mapping[DecisionCode, tuple[Limit, str | None]] = {
     DecisionCode.SPEC_CHANGED: (Limit.SPEC, None),
     DecisionCode.POOL_LOST: (Limit.PLACEMENT, "bring the nodes of the lost pool back; it is then used again"),
     DecisionCode.BUDGET_RAISED: (Limit.MOVE, None),
+    DecisionCode.MOVE_BY_HAND: (Limit.MOVE, None),
     DecisionCode.LOWER_CAP: (Limit.STALENESS, "nothing, if staleness.max is what the method tolerates; else raise it"),
     DecisionCode.RAISE_CAP: (Limit.STALENESS, None),
     DecisionCode.AT_OPTIMUM: (Limit.BALANCE, None),

@@ -24,6 +24,7 @@ _WAITS = frozenset(
         DecisionCode.TRAINER_FIXED,
         DecisionCode.MOVE,
         DecisionCode.BUDGET_RAISED,
+        DecisionCode.MOVE_BY_HAND,
         DecisionCode.SPEC_CHANGED,
     }
 )

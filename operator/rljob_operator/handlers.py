@@ -21,7 +21,7 @@ from typing import Any
 
 import kopf
 
-from rljob_operator import autoscalers, kept, stateless, watches
+from rljob_operator import autoscalers, byhand, kept, stateless, watches
 from rljob_operator.cluster import FIELD_MANAGER, RLJOBS, Cluster, ClusterError, Json
 from rljob_operator.config import Config
 from rljob_operator.edges import warm_up
@@ -136,12 +136,13 @@ def registry(config: Config) -> tuple[kopf.OperatorRegistry, Memo]:
             memo.view.promises.withdrawn(uid)
             memo.wake_waiting()
         elif job is None:
-            job = JobTask(namespace or "", name, uid, generation=meta.get("generation"))
+            job = JobTask(namespace or "", name, uid, generation=meta.get("generation"), asked=byhand.asked(meta))
             memo.jobs[uid] = job
             if memo.leading and not memo.closing:
                 memo.start(job)
-        elif job.generation != meta.get("generation"):
-            job.generation = meta.get("generation")
+        elif (job.generation, job.asked) != (meta.get("generation"), byhand.asked(meta)):
+            # A request for a move is an annotation, which changes no generation.
+            job.generation, job.asked = meta.get("generation"), byhand.asked(meta)
             job.wake.set()
 
     autoscalers.watch(found, memo.wake_namespace)

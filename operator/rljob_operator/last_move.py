@@ -22,6 +22,7 @@ _CAUSES = {
     DecisionCode.MOVE: MoveCause.DECISION,
     DecisionCode.SPEC_CHANGED: MoveCause.SPEC_CHANGE,
     DecisionCode.BUDGET_RAISED: MoveCause.GROWTH,
+    DecisionCode.MOVE_BY_HAND: MoveCause.BY_HAND,
 }
 """What a move was started for, by the decision that started it."""
 

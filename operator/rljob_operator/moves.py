@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from rljob_operator import fleet, gate, planning, rebalance, rivals, status, story, victims
+from rljob_operator import byhand, fleet, gate, planning, rebalance, rivals, status, story, victims
 from rljob_operator.config import Config
 from rljob_operator.edges import Edges
 from rljob_operator.metrics import OperatorMetrics
@@ -288,6 +288,7 @@ class Moves:
         *,
         cause: MoveCause = MoveCause.DECISION,
         inputs: DecisionInputs | None = None,
+        request: str | None = None,
     ) -> None:
         """Begins a move from the split in force; nothing is done for it before it is persisted."""
         assert this.before.split is not None
@@ -311,10 +312,16 @@ class Moves:
             cause=cause,
             restart=this.spec.trainer.resize is Resize.RESTART,
             inputs=inputs,
+            request=request,
         )
         this.update(rebalance=move)
         this.said.append(("Normal", "MoveStarted", story.of_start(move)))
         this.soon(0.0)
+
+    def homeless(self, this: Pass, after: Split, published_generation: int) -> int:
+        """How many of the pods that a move would add find no node, whichever pods leave."""
+        assert this.before.split is not None
+        return victims.unplaced(this.before.split, after, self._observation(this, published_generation))
 
     def _not_placeable(self, this: Pass, after: Split, reason: str, homeless: int) -> None:
         """Says that a move would free GPUs that are too scattered for the pods that come; nothing is begun."""
@@ -355,7 +362,10 @@ def _unwished(this: Pass, move: MoveStatus) -> str:
     mode = this.spec.rebalance.mode
     if move.rolling_back:
         return ""
-    if mode is not RebalanceMode.AUTO and move.cause is not MoveCause.SPEC_CHANGE:
+    if move.cause is MoveCause.BY_HAND:
+        if not byhand.asked(this.raw["metadata"]):
+            return "the request for it was taken back"
+    elif mode is not RebalanceMode.AUTO and move.cause is not MoveCause.SPEC_CHANGE:
         return f"rebalance.mode is now {mode.value}"
     if move.cause is MoveCause.SPEC_CHANGE and not planning.violations(this.spec, move.from_split, this.quota):
         return "the spec allows the split before it again"

@@ -117,6 +117,7 @@ def start(
     cause: MoveCause = MoveCause.DECISION,
     restart: bool = False,
     inputs: DecisionInputs | None = None,
+    request: str | None = None,
 ) -> MoveStatus:
     """A new move in its first phase; nothing has been done for it yet.
 
@@ -143,6 +144,7 @@ def start(
         policy_version_at_start=policy_version,
         period_at_start=period_s,
         cause=cause,
+        request=request,
         restart=restart,
         inputs=inputs,
         unmeasured=observation.acknowledged_generation is None,

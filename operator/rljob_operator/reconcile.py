@@ -16,7 +16,7 @@ from typing import Protocol
 
 from pydantic import ValidationError
 
-from rljob_operator import children, fleet, gate, trouble
+from rljob_operator import asked, children, fleet, gate, trouble
 from rljob_operator.acting import Acting
 from rljob_operator.actions import Actions
 from rljob_operator.adopting import Adopting
@@ -141,6 +141,7 @@ class Reconciler:
             this = await self._adopting.look(job, raw, before)
         else:
             this = await self._run(job, raw, before)
+        asked.finish(this)
         await self._reporting.report(this)
         self._metrics.reconciled(self._namespace, self._name, self._edges.monotonic_s() - began)
         if this.again_s is None:

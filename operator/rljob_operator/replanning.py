@@ -53,28 +53,40 @@ class Replanner:
             self._answer = _Answer(key, now_s, await self._ask(this, keep, grow_only))
         return self._answer.found
 
+    async def of(self, this: Pass, keep: Split, wish: Split) -> Plan | Verdict:
+        """The plan with just the replicas of ``wish``, in pods as ``keep`` has them, or the verdict why they can't run the job."""
+        spec = _exactly(planning.limited(this.spec, this.inventory), wish)
+        try:
+            return await self._plan(this, spec, keep, wish.trainers.replicas)
+        except PlanningError as error:
+            return Verdict(False, error.reason, str(error))
+
     async def _ask(self, this: Pass, keep: Split, grow_only: bool) -> Plan | Verdict:
         spec = planning.limited(this.spec, this.inventory)
         if grow_only:
             spec = _no_fewer(spec, keep)
         fixed = keep.trainers.replicas if spec.trainer.resize is Resize.FIXED else None
         try:
-            found: Plan = await self._edges.in_thread(
-                self._edges.planner.plan,
-                spec,
-                this.inventory.rooms,
-                calibration=with_constants(
-                    calibration_of(this.before.calibration), this.before.learned, keep.samplers.tensor_parallel
-                ),
-                lengths=known_lengths(spec, this.before),
-                steps=steps_to_go(spec, this.before),
-                keep=keep,
-                trainer_replicas=fixed,
-                detail=False,
-            )
+            return await self._plan(this, spec, keep, fixed)
         except PlanningError as error:
             hint = "" if fixed is None else "; trainer.resize is fixed, so that only samplers can change"
             return Verdict(False, error.reason, f"{error}{hint}")
+
+    async def _plan(self, this: Pass, spec: RLJobSpec, keep: Split, trainer_replicas: int | None) -> Plan:
+        """The planner's answer with what the run has shown; raises PlanningError."""
+        found: Plan = await self._edges.in_thread(
+            self._edges.planner.plan,
+            spec,
+            this.inventory.rooms,
+            calibration=with_constants(
+                calibration_of(this.before.calibration), this.before.learned, keep.samplers.tensor_parallel
+            ),
+            lengths=known_lengths(spec, this.before),
+            steps=steps_to_go(spec, this.before),
+            keep=keep,
+            trainer_replicas=trainer_replicas,
+            detail=False,
+        )
         return found
 
 
@@ -106,6 +118,16 @@ def trouble(spec: RLJobSpec) -> Verdict | None:
             False, error.reason, f"{error}; until it is corrected nothing new is planned, and what runs goes on"
         )
     return None
+
+
+def _exactly(spec: RLJobSpec, split: Split) -> RLJobSpec:
+    samplers, trainers = split.samplers.replicas, split.trainers.replicas
+    return spec.model_copy(
+        update={
+            "sampler": spec.sampler.model_copy(update={"min_replicas": samplers, "max_replicas": samplers}),
+            "trainer": spec.trainer.model_copy(update={"min_replicas": trainers, "max_replicas": trainers}),
+        }
+    )
 
 
 def _no_fewer(spec: RLJobSpec, split: Split) -> RLJobSpec:

@@ -6,6 +6,7 @@ What is decided here only changes the status to be written: the next pass acts o
 from __future__ import annotations
 
 from rljob_operator import lifecycle, planning, pooling, replanning
+from rljob_operator.asked import Asked
 from rljob_operator.config import Config
 from rljob_operator.deciding import Deciding
 from rljob_operator.edges import Edges
@@ -16,6 +17,7 @@ from rljob_operator.observing import Observer
 from rljob_operator.passes import Pass
 from rljob_operator.readings import Telemetry
 from rljob_operator.rebalance import timestamp
+from rljob_operator.replanning import Replanner
 from rljob_planner.api.status import ConditionType, Phase
 
 
@@ -27,6 +29,7 @@ class Running:
         self._learning = learning
         self._observer = Observer(edges, config)
         self._moves = Moves(edges, config, metrics, self._observer)
+        self._asked = Asked(metrics, self._moves, Replanner(edges))
         self._deciding = Deciding(edges, config, metrics, self._moves)
 
     @property
@@ -79,6 +82,8 @@ class Running:
             self._moves.look(this, move, published_generation)
             return
         assert this.before.split is not None
+        if await self._asked.look(this, published_generation):
+            return
         broken = planning.violations(this.spec, this.before.split, this.quota)
         if broken:
             await self._moves.return_to_spec(this, broken, published_generation)

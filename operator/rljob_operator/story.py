@@ -31,6 +31,7 @@ NEXT: Mapping[DecisionCode, str] = {
     DecisionCode.SPEC_CHANGED: "the split is brought back into the spec",
     DecisionCode.POOL_LOST: "the job goes on with what is left; the lost pool is used again once it is back",
     DecisionCode.BUDGET_RAISED: "the move to {wish} puts the raised budget to use",
+    DecisionCode.MOVE_BY_HAND: "the move to {wish} starts, as somebody asked",
     DecisionCode.LOWER_CAP: "staleness is watched until samples of the old in-flight cap are trained",
     DecisionCode.RAISE_CAP: "staleness is watched until samples of the old in-flight cap are trained",
     DecisionCode.AT_OPTIMUM: "nothing to do: the split stays until another one is better by more than what is uncertain",
@@ -125,6 +126,7 @@ WISHES = frozenset(
         DecisionCode.TRAINER_FIXED,
         DecisionCode.SPEC_CHANGED,
         DecisionCode.BUDGET_RAISED,
+        DecisionCode.MOVE_BY_HAND,
     }
 )
 """Codes of a decision whose wished split is worth a move."""
@@ -175,7 +177,7 @@ def measured(before: RLJobStatus, now: RLJobStatus) -> str | None:
 def reason_of(status: RLJobStatus, end: DecisionStatus) -> str | None:
     """Why the move that ended so was started: the message of the decision before it."""
     before = [d for d in status.decisions if d.at <= end.at]
-    starts = (DecisionCode.MOVE, DecisionCode.SPEC_CHANGED, DecisionCode.BUDGET_RAISED)
+    starts = (DecisionCode.MOVE, DecisionCode.SPEC_CHANGED, DecisionCode.BUDGET_RAISED, DecisionCode.MOVE_BY_HAND)
     return next((d.message for d in reversed(before) if d.code in starts), None)
 
 

@@ -53,6 +53,8 @@ class JobTask:
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
     generation: int | None = None
+    asked: str = ""
+    """The request for a move that it was woken for."""
     last_pass_s: float = field(default_factory=time.monotonic)
 
 
@@ -91,6 +93,8 @@ class Memo:
             jobs=lambda: len(self.jobs),
             woken_jobs=lambda: sum(job.wake.is_set() for job in tuple(self.jobs.values())),
             waiting_jobs=lambda: len(self.view.waiting),
+            loop_age_seconds=self.loop_age_s,
+            watch_lost=lambda: self.pods is not None and self.pods.lost and not self.closing,
         )
         self.session = open_session()
         lease = self.config.lease
@@ -121,6 +125,13 @@ class Memo:
             if job.task is not None:
                 job.task.cancel()
             self.metrics.forget(job.namespace, job.name)
+
+    def loop_age_s(self) -> float:
+        """Seconds since the last pass over the job that had none for longest; 0 while this replica does not lead."""
+        if not self.leading:
+            return 0.0
+        now = time.monotonic()
+        return max((now - job.last_pass_s for job in tuple(self.jobs.values())), default=0.0)
 
     async def hand_over(self) -> None:
         """Ends the passes, lets the writes under way finish, and gives the Lease back. Never raises."""

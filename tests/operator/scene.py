@@ -48,7 +48,7 @@ def split(samplers: int, trainers: int) -> Split:
 def _plan(spec: RLJobSpec, rooms: Sequence[Room], **_: Any) -> Plan:
     """As many trainers as half of the GPUs hold, and samplers for the rest, within the minima and maxima."""
     gpus = min(spec.gpus, sum(room.free_gpus for room in rooms))
-    trainers = max(spec.trainer.min_replicas, gpus // 8)
+    trainers = min(max(spec.trainer.min_replicas, gpus // 8), spec.trainer.max_replicas or gpus)
     samplers = min(gpus - 4 * trainers, spec.sampler.max_replicas or gpus)
     if samplers < spec.sampler.min_replicas:
         raise PlanningError(

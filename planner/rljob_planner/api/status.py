@@ -14,6 +14,7 @@ from pydantic import Field
 from rljob_planner.api.base import ApiModel
 from rljob_planner.api.evidence import DecisionInputs, EvidenceStatus, LengthTrendStatus, MeasuredMove, PhaseSeconds
 from rljob_planner.api.fleets import SandboxStatus
+from rljob_planner.api.requests import MoveRequestStatus
 from rljob_planner.split import Split
 
 
@@ -188,6 +189,8 @@ class MoveCause(StrEnum):
     """The split in force no longer kept an edited spec."""
     GROWTH = "Growth"
     """The split in force left a raised budget unused, and nothing was measured that could say more."""
+    BY_HAND = "ByHand"
+    """Somebody asked for it."""
 
 
 class KeptPod(ApiModel):
@@ -223,7 +226,8 @@ class MoveStatus(ApiModel):
     victims: tuple[str, ...] = Field(default=(), description="Pods that the move removes.")
     waiting_for: str = Field(default="", description="What the current phase waits for, and what a person can do.")
     rolling_back: bool = Field(default=False, description="Whether the move leads back to the split before it.")
-    cause: MoveCause = Field(default=MoveCause.DECISION, description="Decision, SpecChange or Growth.")
+    cause: MoveCause = Field(default=MoveCause.DECISION, description="Decision, SpecChange, Growth or ByHand.")
+    request: str | None = Field(default=None, description="The request that the move follows; absent for other causes.")
     restart: bool = Field(
         default=False,
         description="Whether all trainer pods go, after a checkpoint, and come again in their new number.",
@@ -268,6 +272,9 @@ class MoveHistory(ApiModel):
     """What the phases of a move take in this job."""
     measured: MeasuredMove | None = None
     """What the last committed move gained."""
+    requests: tuple[MoveRequestStatus, ...] = Field(
+        default=(), description="The last five moves that people asked for, the newest last."
+    )
 
 
 class DecisionCode(StrEnum):
@@ -280,6 +287,7 @@ class DecisionCode(StrEnum):
     SPEC_CHANGED = "SpecChanged"
     POOL_LOST = "PoolLost"
     BUDGET_RAISED = "BudgetRaised"
+    MOVE_BY_HAND = "MoveByHand"
     LOWER_CAP = "LowerCap"
     RAISE_CAP = "RaiseCap"
     AT_OPTIMUM = "AtOptimum"
