@@ -21,6 +21,9 @@ from kubernetes.aio.client.exceptions import ApiException
 
 FIELD_MANAGER = "rljob-operator"
 
+PERSON = "rljob"
+"""Field manager of what people set by the command ``rljob``."""
+
 Json = dict[str, Any]
 
 WATCH_SILENCE_S = 180.0
@@ -256,6 +259,25 @@ class Cluster:
             body=patch,
             content_type="application/merge-patch+json",
         )
+
+    async def edit(self, resource: Resource, namespace: str, name: str, patch: Json) -> Json:
+        """A JSON merge patch on behalf of a person, under the name of the command: what he sets is not the operator's."""
+        return await self._request(
+            "PATCH",
+            resource.path(namespace, name),
+            query={"fieldManager": PERSON},
+            body=patch,
+            content_type="application/merge-patch+json",
+        )
+
+    async def who(self) -> str:
+        """The name by which the API server knows whoever is connected; empty if it does not say."""
+        body = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
+        try:
+            found = await self._request("POST", "/apis/authentication.k8s.io/v1/selfsubjectreviews", body=body)
+        except ClusterError:
+            return ""
+        return str(((found.get("status") or {}).get("userInfo") or {}).get("username") or "")
 
     async def put_status(self, resource: Resource, namespace: str, name: str, obj: Json) -> Json:
         """Replaces the status of an object; a 409 says that it has changed since ``obj`` was read."""

@@ -97,7 +97,7 @@ def test_options_that_make_no_sense_are_an_error(options: tuple[str, ...], words
 
 
 def test_a_plan_needs_a_job() -> None:
-    assert "say which job: a FILE with an RLJob, - for stdin, rljob/NAME" in said("plan", text=None)
+    assert "say which job: a FILE with an RLJob, - for stdin, or NAME" in said("plan", text=None)
 
 
 def test_any_job_of_a_file_can_be_planned() -> None:

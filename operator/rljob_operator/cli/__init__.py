@@ -22,17 +22,21 @@ from rljob_operator.cli import diagnose as diagnose_command
 from rljob_operator.cli import explain as explain_command
 from rljob_operator.cli import latency as latency_command
 from rljob_operator.cli import lengths as lengths_command
+from rljob_operator.cli import move as move_command
 from rljob_operator.cli import operator as operator_commands
+from rljob_operator.cli import pause as pause_command
 from rljob_operator.cli import plan as plan_command
 from rljob_operator.cli import report as report_command
 from rljob_operator.cli import simulate as simulate_command
+from rljob_operator.cli import status as status_command
 from rljob_operator.cli import validate as validate_command
 from rljob_operator.cli.console import examples
 from rljob_planner import __version__
 
 EXIT_CODES = (
     "Exit codes: 0 done; 1 a defect of this program; 2 the input is wrong, stderr says where and what to write instead; "
-    "3 the input is right, but no split of these GPUs can run it."
+    "3 the input is right, but no split of these GPUs can run it; 4 the cluster did otherwise: a move was refused or rolled back, or "
+    "nobody answered in time."
 )
 
 PLANNING, MEASURING, RUNNING, OTHER = "Planning", "Measuring", "Running jobs", "Everything else"
@@ -59,6 +63,10 @@ for panel, function, shown in (
     (MEASURING, diagnose_command.diagnose, diagnose_command.EXAMPLES),
     (MEASURING, latency_command.latency, latency_command.EXAMPLES),
     (MEASURING, validate_command.validate, validate_command.EXAMPLES),
+    (RUNNING, status_command.status, status_command.EXAMPLES),
+    (RUNNING, pause_command.pause, pause_command.PAUSE_EXAMPLES),
+    (RUNNING, pause_command.resume, pause_command.RESUME_EXAMPLES),
+    (RUNNING, move_command.move, move_command.EXAMPLES),
     (RUNNING, explain_command.explain, explain_command.EXAMPLES),
     (OTHER, completion_command.completion, completion_command.EXAMPLES),
 ):
@@ -80,7 +88,11 @@ def main() -> None:
     if completion_command.VARIABLE in os.environ:
         completion_command.prepare()
     plugin = Path(sys.argv[0]).name.startswith("kubectl-rljob")
-    app(prog_name="kubectl rljob" if plugin else "rljob", complete_var=completion_command.VARIABLE)
+    # A launcher that runs this under another name says which one the user typed.
+    app(
+        prog_name=os.environ.get("RLJOB_PROGRAM") or ("kubectl rljob" if plugin else "rljob"),
+        complete_var=completion_command.VARIABLE,
+    )
 
 
 def kubectl_complete() -> None:

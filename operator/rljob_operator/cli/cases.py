@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 _LIVE = re.compile(r"(?:rlj|rljobs?)(?:\.rljob\.dev)?/(?P<name>[^/]+)")
 """How kubectl names an object: its kind, a slash and its name."""
 
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+"""A name that an RLJob may have, without the dots that may also begin the ending of a file's name."""
+
 _INFEASIBLE = {"NothingFeasible", "DoesNotFit"}
 
 NodesOption = Annotated[
@@ -186,25 +189,38 @@ def case_of(target: str | None, options: Options, found: Found | None = None) ->
     if options.live and target is not None:
         fail("either a FILE or --live NAME: there is one job to plan")
     if target is None and name is None:
-        fail("say which job: a FILE with an RLJob, - for stdin, rljob/NAME or --live NAME for one on the cluster")
+        fail("say which job: a FILE with an RLJob, - for stdin, or NAME for one on the cluster")
     if name is None:
         for option, given in (("--namespace", options.namespace), ("--context", options.context)):
             if given is not None:
-                fail(f"{option}: is of live jobs: write rljob/NAME or --live NAME, or leave it out")
+                fail(f"{option}: is of live jobs: name one by NAME or rljob/NAME, or leave it out")
         content = None if found is None else (found.text, found.source)
         job, source = read_job(str(target), _changes(options), content, options.job)
         return _finished(Case(_name(job), source, job.spec, ()), options)
     if options.job is not None:
-        fail("--job: is of files: a live job is named by rljob/NAME or --live NAME")
+        fail("--job: is of files: a live job is named by NAME or rljob/NAME")
     from rljob_operator.cli.live import live_case
 
     return _finished(live_case(name, options), options)
 
 
 def live_name(target: str) -> str | None:
-    """The name of the live job that is meant by ``rljob/NAME``; None for a file."""
-    named = None if Path(target).exists() else _LIVE.fullmatch(target)
-    return named["name"] if named else None
+    """The name of the live job that is meant, by ``rljob/NAME`` or by NAME alone where no such file is; None for a file."""
+    if Path(target).is_file():
+        return None
+    named = _LIVE.fullmatch(target)
+    if named:
+        return named["name"]
+    return target if _NAME.fullmatch(target) else None
+
+
+def job_name(target: str) -> str:
+    """The name of a job in a command that knows live ones only: NAME, or ``rljob/NAME`` as kubectl prints it."""
+    named = _LIVE.fullmatch(target)
+    name = named["name"] if named else target
+    if "/" in name or not name:
+        fail(f"{target}: this is no name of an RLJob: kubectl get rljobs -A lists all")
+    return name
 
 
 def fail_planning(source: str, error: PlanningError) -> Any:

@@ -38,7 +38,7 @@ EXAMPLES = (
     "rljob compare rljob/math new.yaml",
 )
 
-_FILE = "An RLJob, a plan (rljob plan -o json), a scenario, or rljob/NAME for a job on the cluster."
+_FILE = "An RLJob, a plan (rljob plan -o json), a scenario, or NAME for a job on the cluster."
 
 
 def compare(

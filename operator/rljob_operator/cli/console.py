@@ -28,6 +28,9 @@ WRONG_INPUT = 2
 NOTHING_FEASIBLE = 3
 """Exit code where the input is right and no split of its GPUs can run it."""
 
+NOT_DONE = 4
+"""Exit code where the cluster did otherwise than asked: a move was refused or rolled back, or nobody answered in time."""
+
 OPERATOR_EXTRA = {"kopf", "kubernetes", "aiohttp", "prometheus_client"}
 """Top-level modules of the extra ``operator``."""
 

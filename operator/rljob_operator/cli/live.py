@@ -60,7 +60,9 @@ def case_from(name: str, seen: Seen, options: Options) -> Case:
     from rljob_planner.api.reading import InvalidJobError, read_job
 
     if seen.job is None:
-        fail(f"rljob/{name}: there is no such RLJob in namespace {seen.namespace}: kubectl get rljobs -A lists all")
+        fail(
+            f"rljob/{name}: there is no such RLJob in namespace {seen.namespace}: kubectl get rljobs -A lists all; nor is there a file {name}"
+        )
     source = f"rljob/{name} in {seen.namespace}"
     spec = seen.job.get("spec", {})
     if options.budget is not None:
@@ -176,7 +178,7 @@ async def look(name: str, namespace: str | None, survey: bool, context: str | No
 
     nodes, quotas = Resource("v1", "nodes"), Resource("v1", "resourcequotas")
     cluster = await Cluster.connect(context)
-    where = namespace or _current_namespace(context)
+    where = namespace or current_namespace(context)
 
     async def readable(what: str, question: Awaitable[list[dict[str, Any]]]) -> list[dict[str, Any]]:
         try:
@@ -227,7 +229,7 @@ async def _adopted(
     return tuple(found)
 
 
-def _current_namespace(context: str | None) -> str:
+def current_namespace(context: str | None) -> str:
     """The namespace of a context of the kubeconfig, by default the current one; ``default`` if it names none."""
     from kubernetes.aio import config
 

@@ -33,7 +33,7 @@ EXAMPLES = (
     "rljob plan job.yaml --sampler-nodes 4x8 --sampler-accelerator H20 --trainer-nodes 2x8 --trainer-accelerator H100",
     "rljob plan job.yaml --lengths run.jsonl --calibration calibration.yaml --budget 32",
     "kubectl get rljobprofile NAME -o yaml > profile.yaml; rljob plan job.yaml --profile profile.yaml",
-    "rljob plan rljob/math -n research",
+    "rljob plan math -n research",
     "kubectl get rljob math -o yaml | rljob plan - -o json",
 )
 
@@ -43,7 +43,7 @@ def plan(
         str | None,
         typer.Argument(
             metavar="FILE",
-            help="A manifest with an RLJob (the first one counts), - for stdin, or rljob/NAME for one on the cluster.",
+            help="A manifest with an RLJob (the first one counts), - for stdin, or NAME for one on the cluster.",
             show_default=False,
         ),
     ] = None,

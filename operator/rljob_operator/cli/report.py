@@ -39,7 +39,7 @@ EXAMPLES = (
     "rljob report job.yaml --nodes 8x8 -o report.html",
     "rljob plan job.yaml -o json > plan.json; rljob report plan.json -o report.html",
     "rljob report scenario.yaml -o report.html",
-    "rljob report rljob/math -n research -o report.html",
+    "rljob report math -n research -o report.html",
 )
 
 
@@ -48,7 +48,7 @@ def report(
         str | None,
         typer.Argument(
             metavar="FILE",
-            help="An RLJob, a plan (rljob plan -o json), a scenario, - for stdin, or rljob/NAME for a job on the cluster.",
+            help="An RLJob, a plan (rljob plan -o json), a scenario, - for stdin, or NAME for a job on the cluster.",
             show_default=False,
         ),
     ] = None,
