@@ -601,3 +601,32 @@ def test_a_layout_of_another_namespace_is_none_of_the_job_s() -> None:
     view = View(children={("job-uid", "ConfigMap", "math-layout"): [spoof, mine]})
     assert view.child("job-uid", "ConfigMap", "math-layout", "rl") == mine
     assert view.child("job-uid", "ConfigMap", "math-layout", "third") is None
+
+
+# What the page about it says
+
+
+DOC = (Path(__file__).resolve().parents[2] / "docs/security.md").read_text()
+
+
+def test_every_test_that_the_page_names_is_there() -> None:
+    tests = Path(__file__).resolve().parents[1]
+    written = "".join(path.read_text() for path in (tests / "cluster").glob("*.py"))
+    named = re.findall(r"`(test_\w+)`", DOC)
+    assert len(named) >= 4
+    assert [name for name in named if f"def {name}(" not in written] == []
+    assert [path for path in re.findall(r"`(tests/[\w/]+\.py)`", DOC) if not (tests.parent / path).exists()] == []
+
+
+def test_every_variable_that_the_page_names_is_read() -> None:
+    asked: set[str] = set()
+
+    class Noting(dict[str, str]):
+        def get(self, key: str, default: Any = None) -> Any:
+            asked.add(key)
+            return super().get(key, default)
+
+    Config.from_env(Noting())
+    named = set(re.findall(r"RLJOB_OPERATOR_[A-Z_]+", DOC))
+    assert named
+    assert named <= asked

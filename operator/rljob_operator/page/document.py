@@ -30,6 +30,9 @@ REFRESH_S = 10
 MOST_ROWS = 30
 """Rows of the table of numbers: enough to read, and the rest is in ``/api/jobs``."""
 
+SPARK_POINTS = 50
+"""Points of a small curve, about: its few pixels show no more."""
+
 UNKNOWN = "–"
 
 _WAITING = ("Pending", "Planned", "Starting", "Rebalancing", "Suspended")
@@ -129,7 +132,7 @@ def _page(title: str, content: Html, *, refresh: bool) -> str:
 def _job_row(job: JobJson, points: Sequence[Point], span: Span) -> Html:
     now = job.now
     start_s = points[0].at_s if points else span.start_s
-    periods = [(point.at_s, point.period_s) for point in points]
+    periods = [(point.at_s, point.period_s) for point in points[:: max(1, len(points) // SPARK_POINTS)]]
     link = element("a", job.name, href=f"/jobs/{job.namespace}/{job.name}")
     predicted = None if now.predicted_period_seconds is None else f"predicted {now.predicted_period_seconds:.1f} s"
     return element(
