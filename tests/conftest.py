@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import pytest
 
+pytest_plugins = ("tests.audited",)
+
 MARKER = "cluster"
 """Marks the tests that need a control plane; those that use the session's get it by themselves."""
 

@@ -19,11 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from dev.controlplane import ControlPlane, NodeSpec
-from dev.controlplane.ports import free_ports
-
-ROOT = Path(__file__).resolve().parents[2]
-SYSTEM = "rljob-system"
-ACCOUNT = "rljob-operator"
+from dev.installed import RELEASE as ACCOUNT
+from dev.installed import SYSTEM, WITHOUT_PODS, install, installed
 
 CHILD_KINDS = {
     "Deployment": "/apis/apps/v1/namespaces/{}/deployments",
@@ -36,21 +33,7 @@ CHILD_KINDS = {
 _ONLY_METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 _NAME_LABEL = "rljob.dev/name"
 
-_ACCESS = f"""
-apiVersion: v1
-kind: Namespace
-metadata: {{name: {SYSTEM}}}
----
-apiVersion: v1
-kind: ServiceAccount
-metadata: {{name: {ACCOUNT}, namespace: {SYSTEM}}}
----
-apiVersion: rbac.authorization.k8s.io/v1
-kind: ClusterRoleBinding
-metadata: {{name: {ACCOUNT}}}
-roleRef: {{apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: {ACCOUNT}}}
-subjects: [{{kind: ServiceAccount, name: {ACCOUNT}, namespace: {SYSTEM}}}]
----
+_COUNTED = f"""
 apiVersion: flowcontrol.apiserver.k8s.io/v1
 kind: FlowSchema
 metadata: {{name: {ACCOUNT}}}
@@ -63,21 +46,18 @@ spec:
     resourceRules: [{{verbs: ["*"], apiGroups: ["*"], resources: ["*"], namespaces: ["*"], clusterScope: true}}]
     nonResourceRules: [{{verbs: ["*"], nonResourceURLs: ["*"]}}]
 """
-"""The operator's account, and a FlowSchema that treats it as service accounts are treated and counts it apart."""
+"""A FlowSchema that treats the operator's account as service accounts are treated, and counts it apart."""
 
 Json = dict[str, Any]
 
 
 @contextlib.contextmanager
 def scale_plane(nodes: NodeSpec, namespace: str) -> Iterator[ControlPlane]:
-    """A plane with nodes, CRD, the operator's rights and a namespace for jobs; gone afterwards."""
+    """A plane with nodes, the chart and a namespace for jobs; gone afterwards."""
     with ControlPlane.start(nodes=nodes, log=lambda text: print(text, file=sys.stderr, flush=True)) as plane:
-        plane.apply((ROOT / "crds/rljob.dev_rljobs.yaml").read_text())
-        plane.apply((ROOT / "charts/rljob-operator/files/clusterrole.yaml").read_text())
-        plane.apply(_ACCESS)
+        install(plane, WITHOUT_PODS)
+        plane.apply(_COUNTED)
         plane.create_namespace(namespace)
-        path = "/apis/rljob.dev/v1alpha1/rljobs"
-        plane.wait_until("the API server to serve RLJobs", lambda: bool(plane.api.request("GET", path)))
         yield plane
 
 
@@ -210,18 +190,17 @@ class OperatorProcess:
     @classmethod
     def start(cls, plane: ControlPlane, log: Path, prometheus_url: str) -> OperatorProcess:
         """Starts it under its service account and waits until it answers."""
-        liveness, metrics = free_ports(2)
-        url = f"http://127.0.0.1:{liveness}/healthz"
+        chart = installed(plane)
+        ports = chart.local_ports()
+        url = f"http://127.0.0.1:{ports['health']}/healthz"
         pid = plane.supervisor.start(
             "operator",
-            ["/bin/sh", "-c", 'exec "$@" >"$BENCH_LOG" 2>&1', "operator", sys.executable, "-m", "rljob_operator"],
+            ["/bin/sh", "-c", 'exec "$@" >"$BENCH_LOG" 2>&1', "operator", *chart.local_command],
             {
                 "BENCH_LOG": str(log.absolute()),
                 "PATH": os.environ.get("PATH", ""),
                 "HOME": os.environ.get("HOME", ""),
-                "KUBECONFIG": str(plane.service_account_kubeconfig(SYSTEM, ACCOUNT)),
-                "RLJOB_OPERATOR_LIVENESS_ENDPOINT": url,
-                "RLJOB_OPERATOR_METRICS_PORT": str(metrics),
+                **chart.local_env(ports),
                 "RLJOB_OPERATOR_PROMETHEUS_URL": prometheus_url,
                 **{name: value for name, value in os.environ.items() if name.startswith("RLJOB_OPERATOR_")},
             },
@@ -232,7 +211,7 @@ class OperatorProcess:
                 return True
 
         plane.wait_until("the operator to answer", answers)
-        return cls(plane, pid, f"http://127.0.0.1:{metrics}/metrics")
+        return cls(plane, pid, f"http://127.0.0.1:{ports['metrics']}/metrics")
 
     def passes(self) -> Passes:
         """The times of all passes until now."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dev.controlplane import certs
+from dev.controlplane.audit import Audit
 from dev.controlplane.build import binary
 
 ETCD = "etcd"
@@ -38,10 +39,12 @@ class Ports:
 class Layout:
     """Where everything of one plane lies, and what its components are told."""
 
-    def __init__(self, data_dir: Path, ports: Ports) -> None:
-        """Describe a plane whose files go under ``data_dir``."""
+    def __init__(self, data_dir: Path, ports: Ports, audit: Audit | None = None) -> None:
+        """Describe a plane whose files go under ``data_dir``, but for what ``audit`` asks to be noted."""
         self.data_dir = data_dir
         self.ports = ports
+        self.audit_policy = data_dir / "audit-policy.yaml"
+        self.audit_log = None if audit is None else audit.log_file(data_dir.name, ports.api_server).absolute()
         self.pki = data_dir / "pki"
         self.ca_file = self.pki / "ca.crt"
         self.server = f"https://127.0.0.1:{ports.api_server}"
@@ -122,7 +125,16 @@ class Layout:
         ]
 
     def _api_server(self) -> list[str]:
+        noted: list[str] = []
+        if self.audit_log is not None:
+            noted = [
+                f"--audit-policy-file={self.audit_policy}",
+                f"--audit-log-path={self.audit_log}",
+                # Unless told, it starts a new file after 100 MB, and whoever reads one file would miss the others.
+                "--audit-log-maxsize=100000",
+            ]
         return [
+            *noted,
             "--bind-address=127.0.0.1",
             "--advertise-address=127.0.0.1",
             f"--secure-port={self.ports.api_server}",

@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Self
 
 from dev.controlplane import certs, components, paths
+from dev.controlplane.audit import Audit
 from dev.controlplane.build import binary, ensure_built
 from dev.controlplane.components import API_SERVER, COMPONENTS, KWOK, Layout, Ports
 from dev.controlplane.nodes import NodeSpec, is_schedulable
@@ -57,19 +58,22 @@ class ControlPlane:
         nodes: NodeSpec | Sequence[NodeSpec] | None = None,
         log: Callable[[str], None] = lambda _: None,
         keep_data: bool | None = None,
+        audit: Audit | None = None,
     ) -> Self:
         """Start a plane and wait until it serves, schedules, and its nodes are Ready.
 
         ``data_dir`` must be empty or not exist; by default it is a temporary one under the cache. ``keep_data`` leaves
-        it behind after ``stop`` (default: only a directory that the caller named). Builds the binaries if they are
-        missing. Raises ComponentError, with the log's last lines, if a component dies or does not get ready.
+        it behind after ``stop`` (default: only a directory that the caller named). ``audit`` has requests noted (default:
+        what the environment asks for, see the module ``audit``). Builds the binaries if they are missing. Raises
+        ComponentError, with the log's last lines, if a component dies or does not get ready.
         """
         ensure_built()
         remove_stale_runs()
         keep = data_dir is not None if keep_data is None else keep_data
+        audit = audit or Audit.from_env()
         started = time.monotonic()
         for attempt in range(3):
-            plane = cls._create(data_dir, keep=keep)
+            plane = cls._create(data_dir, keep=keep, audit=audit)
             try:
                 plane._start_components(log)
                 specs = [nodes] if isinstance(nodes, NodeSpec) else list(nodes or ())
@@ -94,7 +98,7 @@ class ControlPlane:
         return cls(Layout(data_dir, Ports(0, 0, int(server.rpartition(":")[2]))), None)
 
     @classmethod
-    def _create(cls, data_dir: Path | None, *, keep: bool) -> Self:
+    def _create(cls, data_dir: Path | None, *, keep: bool, audit: Audit | None) -> Self:
         if data_dir is None:
             paths.run_dir().mkdir(parents=True, exist_ok=True, mode=0o700)
             data_dir = Path(tempfile.mkdtemp(dir=paths.run_dir(), prefix="plane-"))
@@ -103,8 +107,11 @@ class ControlPlane:
         data_dir = data_dir.absolute()
         supervisor = Supervisor(data_dir, remove=not keep)
         try:
-            layout = Layout(data_dir, Ports(*free_ports(3)))
+            layout = Layout(data_dir, Ports(*free_ports(3)), audit)
             layout.write_credentials()
+            if audit is not None:
+                audit.folder.mkdir(parents=True, exist_ok=True)
+                layout.audit_policy.write_text(audit.policy())
             layout.kwok_config.write_text(kwok_config())
             (data_dir / "server").write_text(f"{layout.server}\n")
             return cls(layout, supervisor)
@@ -151,6 +158,11 @@ class ControlPlane:
     def kubeconfig(self) -> Path:
         """Kubeconfig of the cluster's admin."""
         return self._layout.admin_kubeconfig
+
+    @property
+    def audit_log(self) -> Path | None:
+        """The API server's audit log, a JSON event a line; None if this plane notes nothing. It outlives the plane."""
+        return self._layout.audit_log
 
     @property
     def supervisor(self) -> Supervisor:

@@ -25,6 +25,8 @@ from dev.demo.timeline import page
 from dev.demo.view import Picture, View, view_for
 from dev.demo.world import HERE, ROOT, World
 from dev.emulator.config import load
+from dev.installed import HelmError
+from dev.kubetools import ToolError
 
 LOOK_EVERY_S = 0.5
 NODES = NodeSpec(count=8, gpus_per_node=8)
@@ -48,7 +50,7 @@ def main() -> int:
     except KeyboardInterrupt:
         print(f"\nstopped; logs are in {args.output}", file=sys.stderr)
         return 130
-    except (BuildError, ComponentError, TimeoutError) as error:
+    except (BuildError, ComponentError, HelmError, TimeoutError, ToolError) as error:
         print(f"\nthe demo failed: {error}\nlogs are in {args.output}", file=sys.stderr)
         return 1
 
@@ -73,12 +75,12 @@ class Demo:
         """Run from nothing to nothing; returns the exit code."""
         with self._view() as view:
             with World.start(self._output, NODES, self._job_file, self._emulator_file, view.say) as world:
-                world.install()
-                view.say("installed the CRD and the operator's rights")
                 world.start_prometheus()
+                world.install()
+                view.say("installed the chart by helm")
                 world.start_emulator()
                 world.start_operator()
-                view.say("Prometheus, the operator (under its service account) and the job emulator run")
+                view.say("Prometheus, the operator (as the chart starts it) and the job emulator run")
                 view.say(f"what the operator knows, while this runs: {world.status_page_url}")
                 world.follow_pods(self._ledger)
                 world.follow_job(self._history)

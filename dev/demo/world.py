@@ -1,8 +1,11 @@
 """Everything that the demo runs, from nothing to nothing.
 
 All processes belong to the control plane's keeper, so they end with this one however it ends. Logs are written straight to the
-output folder and stay there. Whoever acts has the rights of its role: the operator those of an installation, the user those of
-a team member, the emulator those to look; the admin's are used to install and to start the rest.
+output folder and stay there. Whoever acts has the rights of its role: the operator those that the chart gives its service account, the
+user those of a team member, the emulator those to look; the admin's are used to install and to start the rest.
+
+The operator is what ``helm install`` makes of the chart, with its default values but for those that the demo has to set: its clocks, where
+Prometheus is, and the status page.
 """
 
 from __future__ import annotations
@@ -30,35 +33,20 @@ from dev.controlplane import (
 )
 from dev.controlplane.ports import free_ports
 from dev.emulator.follow import Taker, api_client, follow
+from dev.installed import SYSTEM, Installed, install
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
 TEAM = "rl-team"
-SYSTEM = "rljob-system"
 
-OPERATOR_ENV = {
-    "RLJOB_OPERATOR_MOVE_TICK": "1s",
-    "RLJOB_OPERATOR_IDLE_TICK": "5s",
-    "RLJOB_OPERATOR_METRICS_WINDOW": "30s",
-    "RLJOB_OPERATOR_SCRAPE_INTERVAL": "1s",
+OPERATOR_VALUES: dict[str, Any] = {
+    "operator": {"moveTick": "1s", "idleTick": "5s", "metricsWindow": "30s"},
+    "prometheus": {"scrapeInterval": "1s"},
+    "statusPage": {"enabled": True},
 }
-"""The operator's clocks for a job whose steps take seconds instead of minutes."""
+"""Values of the chart for a job whose steps take seconds instead of minutes, with the page to look at; Prometheus's address is added."""
 
 _ACCESS = f"""
-apiVersion: v1
-kind: Namespace
-metadata: {{name: {SYSTEM}}}
----
-apiVersion: v1
-kind: ServiceAccount
-metadata: {{name: rljob-operator, namespace: {SYSTEM}}}
----
-apiVersion: rbac.authorization.k8s.io/v1
-kind: ClusterRoleBinding
-metadata: {{name: rljob-operator}}
-roleRef: {{apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: rljob-operator}}
-subjects: [{{kind: ServiceAccount, name: rljob-operator, namespace: {SYSTEM}}}]
----
 apiVersion: v1
 kind: ServiceAccount
 metadata: {{name: member, namespace: {TEAM}}}
@@ -107,8 +95,9 @@ class World:
         self.job: dict[str, Any] = yaml.safe_load(job_file.read_text())
         """The RLJob that is applied."""
         self._port = free_ports(1)[0]
-        self._operator_port, self._metrics_port = free_ports(2)
+        self._operator_ports = dict(zip(("health", "metrics"), free_ports(2), strict=True))
         self._prometheus: Prometheus | None = None
+        self._installed: Installed | None = None
         self._member: Path | None = None
         self._stop = threading.Event()
 
@@ -129,7 +118,7 @@ class World:
     @property
     def status_page_url(self) -> str:
         """Where the operator shows its status page."""
-        return f"http://127.0.0.1:{self._metrics_port}"
+        return f"http://127.0.0.1:{self._operator_ports['metrics']}"
 
     @property
     def name(self) -> str:
@@ -148,16 +137,13 @@ class World:
         return self.output / "steps.jsonl"
 
     def install(self) -> None:
-        """CRDs, the operator's rights, the team's namespace and accounts."""
+        """The chart, by helm, and the team's namespace and accounts."""
+        assert self._prometheus is not None
         plane = self.plane
-        for definition in sorted((ROOT / "crds").glob("*.yaml")):
-            plane.apply(definition.read_text())
+        prometheus = {**OPERATOR_VALUES["prometheus"], "url": self._prometheus.url}
+        self._installed = install(plane, {**OPERATOR_VALUES, "prometheus": prometheus})
         plane.create_namespace(TEAM)
-        plane.apply((ROOT / "charts/rljob-operator/files/clusterrole.yaml").read_text())
         plane.apply(_ACCESS)
-        plane.wait_until(
-            "the API server to serve RLJobs", lambda: bool(plane.api.request("GET", "/apis/rljob.dev/v1alpha1/rljobs"))
-        )
         self._member = plane.service_account_kubeconfig(TEAM, "member")
 
     def start_prometheus(self) -> None:
@@ -171,7 +157,7 @@ class World:
                 token_file=prometheus_token_file(plane),
                 exporter_address=f"127.0.0.1:{self._port}",
             )
-            + operator_scrape_config(f"127.0.0.1:{self._metrics_port}", SYSTEM),
+            + operator_scrape_config(f"127.0.0.1:{self._operator_ports['metrics']}", SYSTEM),
         )
 
     def start_emulator(self) -> None:
@@ -188,21 +174,10 @@ class World:
         )  # fmt: skip
 
     def start_operator(self) -> None:
-        """The operator, under its service account; returns when it answers its liveness probe."""
-        assert self._prometheus is not None
-        url = f"http://127.0.0.1:{self._operator_port}/healthz"
-        self._run(
-            "operator",
-            [str(Path(sys.executable).parent / "rljob"), "operator", "run"],
-            {
-                "KUBECONFIG": str(self.plane.service_account_kubeconfig(SYSTEM, "rljob-operator")),
-                "RLJOB_OPERATOR_PROMETHEUS_URL": self._prometheus.url,
-                "RLJOB_OPERATOR_LIVENESS_ENDPOINT": url,
-                "RLJOB_OPERATOR_METRICS_PORT": str(self._metrics_port),
-                "RLJOB_OPERATOR_STATUS_PAGE": "true",
-                **OPERATOR_ENV,
-            },
-        )
+        """The operator as the chart has it, under its service account; returns when it answers its liveness probe."""
+        assert self._installed is not None
+        self._run("operator", self._installed.local_command, self._installed.local_env(self._operator_ports))
+        url = f"http://127.0.0.1:{self._operator_ports['health']}/healthz"
 
         def answers() -> bool:
             with urllib.request.urlopen(url, timeout=2):

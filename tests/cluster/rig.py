@@ -18,6 +18,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,13 +26,14 @@ from typing import Any
 import yaml
 from kubernetes import client, config, watch
 
+from dev import installed as chart
 from dev.controlplane import ApiError, ControlPlane, Prometheus, pods_scrape_config, prometheus_token_file
 from dev.controlplane.ports import free_ports
+from dev.installed import SYSTEM, WITHOUT_PODS, Installed
+from tests.audited import RIGHTS_SUFFIX
 
 ROOT = Path(__file__).resolve().parents[2]
 GPU = "nvidia.com/gpu"
-SYSTEM = "rljob-system"
-ACCOUNT = "rljob-operator"
 
 ELECTED = {
     "RLJOB_OPERATOR_LEADER_ELECTION": "true",
@@ -54,39 +56,39 @@ _ROOTS = {
 """Where the API serves the kinds that tests look at, by their plural."""
 
 
+VALUES: dict[str, Any] = {
+    # The Role of the election as well. Whether a process takes part is for each test to say.
+    "replicas": 2,
+    **WITHOUT_PODS,
+}
+"""Values of the chart that the tests' operator is installed with."""
+
+_releases: weakref.WeakKeyDictionary[ControlPlane, Installed] = weakref.WeakKeyDictionary()
+
+
+def release(plane: ControlPlane) -> Installed:
+    """The chart as it is installed on a plane, once for all tests."""
+    if plane not in _releases:
+        # Some tests need no more than the CRD, and apply it by hand.
+        found = chart.install(plane, VALUES, take_ownership=True)
+        if plane.audit_log is not None:
+            rights = [right.as_json() for right in sorted(found.rights)]
+            record = {"user": found.user, "rights": rights, "log": str(plane.audit_log)}
+            plane.audit_log.with_suffix(RIGHTS_SUFFIX).write_text(json.dumps(record, indent=1))
+        _releases[plane] = found
+    return _releases[plane]
+
+
 def install(plane: ControlPlane) -> Path:
-    """Installs CRD, ClusterRole and the operator's account; returns the account's kubeconfig."""
-    for definition in sorted((ROOT / "crds").glob("*.yaml")):
-        plane.apply(definition.read_text())
-    # Not ``kubectl wait``: it stumbles over a CRD that has no conditions at all yet.
-    eventually(lambda: plane.kubectl("get", "rljobs", "-A", check=False).returncode == 0, "the API serves RLJobs")
-    plane.apply((ROOT / "charts/rljob-operator/files/clusterrole.yaml").read_text())
-    if plane.kubectl("get", "namespace", SYSTEM, check=False).returncode != 0:
-        plane.create_namespace(SYSTEM)
-    binding = {
-        "apiVersion": "rbac.authorization.k8s.io/v1",
-        "kind": "ClusterRoleBinding",
-        "metadata": {"name": ACCOUNT},
-        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": ACCOUNT},
-        "subjects": [{"kind": "ServiceAccount", "name": ACCOUNT, "namespace": SYSTEM}],
-    }
-    account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": ACCOUNT, "namespace": SYSTEM}}
-    role = yaml.safe_load((ROOT / "charts/rljob-operator/files/role.yaml").read_text())
-    role["metadata"]["namespace"] = SYSTEM
-    role_binding = {
-        **binding,
-        "kind": "RoleBinding",
-        "metadata": {"name": role["metadata"]["name"], "namespace": SYSTEM},
-        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": role["metadata"]["name"]},
-    }
-    plane.apply(yaml.safe_dump_all([account, binding, role, role_binding]))
-    return plane.service_account_kubeconfig(SYSTEM, ACCOUNT)
+    """Installs the chart; returns the kubeconfig of the operator's account."""
+    return release(plane).kubeconfig
 
 
 class Operator:
     """The operator as a process."""
 
-    def __init__(self, kubeconfig: Path, log: Path, env: dict[str, str]) -> None:
+    def __init__(self, installed: Installed, kubeconfig: Path, log: Path, env: dict[str, str]) -> None:
+        self._installed = installed
         self._kubeconfig = kubeconfig
         self._log = log
         self._env = env
@@ -94,17 +96,16 @@ class Operator:
 
     def start(self) -> None:
         """Starts it and waits until it answers its liveness probe."""
-        port = free_ports(1)[0]
+        ports = self._installed.local_ports()
         env = {
             **os.environ,
+            **self._installed.local_env(ports),
             "KUBECONFIG": str(self._kubeconfig),
-            "RLJOB_OPERATOR_LIVENESS_ENDPOINT": f"http://127.0.0.1:{port}/healthz",
             **self._env,
         }
+        port = ports["health"]
         with self._log.open("ab") as out:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "rljob_operator"], env=env, stdout=out, stderr=out, cwd=ROOT
-            )
+            self._process = subprocess.Popen(self._installed.local_command, env=env, stdout=out, stderr=out, cwd=ROOT)
         process = self._process
 
         def answers() -> bool:
@@ -273,10 +274,13 @@ class Rig:
             "RLJOB_OPERATOR_ACKNOWLEDGE_DEADLINE": "60s",
             "RLJOB_OPERATOR_GONE_DEADLINE": "60s",
             "RLJOB_OPERATOR_READY_DEADLINE": "60s",
+            # The chart is installed for two replicas, and most tests start one.
+            "RLJOB_OPERATOR_LEADER_ELECTION": "false",
         }
         if self.prometheus is not None:
             quick["RLJOB_OPERATOR_PROMETHEUS_URL"] = self.prometheus.url
-        self.operator = Operator(kubeconfig or self._kubeconfig, self._folder / f"{name}.log", {**quick, **env})
+        log = self._folder / f"{name}.log"
+        self.operator = Operator(release(self.plane), kubeconfig or self._kubeconfig, log, {**quick, **env})
         self._stack.callback(self.operator.stop)
         self.operator.start()
         return self.operator

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from dev.chart import render
 from dev.controlplane import ApiError, ControlPlane
 from rljob_planner.api import RLJob
 from rljob_planner.api.crd import NAME, object_schema, rules_of
@@ -273,11 +274,10 @@ def test_a_status_comes_back_as_the_operator_wrote_it(plane: ControlPlane, jobs:
 
 
 def test_the_role_of_the_operator_reports_but_does_not_edit(plane: ControlPlane, jobs: str, namespace: str) -> None:
-    role = yaml.safe_load(
-        (ROOT / "charts" / "rljob-operator" / "files" / "clusterrole.yaml").read_text(encoding="utf-8")
+    named = {"fullnameOverride": namespace, "crds": {"install": False}}
+    role = next(
+        each for each in render(named) if (each["kind"], each["metadata"]["name"]) == ("ClusterRole", namespace)
     )
-    # Under a name of its own, since the role may be there for other tests.
-    role["metadata"]["name"] = namespace
     rbac = "/apis/rbac.authorization.k8s.io/v1"
     plane.api.request("POST", f"{rbac}/clusterroles", role)
     binding = {
