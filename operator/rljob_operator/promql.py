@@ -10,6 +10,9 @@ import json
 import re
 from collections.abc import Iterable
 
+_MEANINGFUL = re.compile(r"[\\.+*?()|\[\]{}^$]")
+"""Characters that mean something in a regular expression outside of brackets."""
+
 
 def quoted(text: str) -> str:
     """A string literal of PromQL with the value ``text``; raises ValueError for text that UTF-8 can't carry."""
@@ -30,5 +33,5 @@ def matches_any(label: str, patterns: Iterable[str]) -> str:
 
 def literal(text: str) -> str:
     """A regular expression (RE2, as Prometheus reads it) that fits ``text`` alone."""
-    # Python escapes punctuation and white space alone, and RE2 reads any of those behind a backslash as itself.
-    return re.escape(text)
+    # Only what means something, unlike re.escape: people read these in messages, and names are full of dashes.
+    return _MEANINGFUL.sub(r"\\\g<0>", text)
