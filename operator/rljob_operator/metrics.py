@@ -77,7 +77,8 @@ class OperatorMetrics:
         )
         self._codes: dict[tuple[str, str], str] = {}
         self._phases: dict[tuple[str, str], MovePhase] = {}
-        self._reasons: dict[tuple[str, str], dict[str, str]] = {}
+        self._shown: dict[tuple[str, str], dict[str, tuple[str, float]]] = {}
+        self._counted: set[tuple[str, str]] = set()
         ProcessCollector(registry=self.registry)
         Gauge("rljob_operator_build_info", "1, with the version", ("version", "python"), registry=self.registry).labels(
             __version__, platform.python_version()
@@ -210,11 +211,13 @@ class OperatorMetrics:
         violations = self._violations.labels(namespace, name)
         if held > budget:
             violations.inc()
-        # Named, they are there: at zero until they are counted.
-        for outcome in OUTCOMES:
-            self._moves.labels(namespace, name, outcome)
-        for counter in (self._reconcile_errors, self._drain_timeouts, self._lost_samples):
-            counter.labels(namespace, name)
+        if (namespace, name) not in self._counted:
+            self._counted.add((namespace, name))
+            # Named, they are there: at zero until they are counted.
+            for outcome in OUTCOMES:
+                self._moves.labels(namespace, name, outcome)
+            for counter in (self._reconcile_errors, self._drain_timeouts, self._lost_samples):
+                counter.labels(namespace, name)
 
     def move_phase(
         self,
@@ -272,15 +275,17 @@ class OperatorMetrics:
 
     def conditions(self, namespace: str, name: str, conditions: Iterable[tuple[str, str, str]]) -> None:
         """All conditions of a job: type, status (True, False, Unknown) and reason of each."""
-        last = self._reasons.get((namespace, name), {})
-        now: dict[str, str] = {}
-        for kind, status, reason in conditions:
-            now[kind] = reason
-            self._conditions.labels(namespace, name, kind, reason).set(_TRUTH.get(status, _UNKNOWN))
-        for kind, reason in last.items():
-            if now.get(kind) != reason:
-                self._conditions.remove(namespace, name, kind, reason)
-        self._reasons[namespace, name] = now
+        key = (namespace, name)
+        now = {kind: (reason, _TRUTH.get(status, _UNKNOWN)) for kind, status, reason in conditions}
+        last = self._shown.get(key, {})
+        # Passes come often and conditions change seldom.
+        for kind, (reason, value) in now.items():
+            if last.get(kind) != (reason, value):
+                self._conditions.labels(*key, kind, reason).set(value)
+        for kind, (reason, _) in last.items():
+            if kind not in now or now[kind][0] != reason:
+                self._conditions.remove(*key, kind, reason)
+        self._shown[key] = now
 
     def leads(self, leading: bool, *, took_over: bool = False) -> None:
         """Whether this replica leads, and whether it has just taken the Lease."""
@@ -305,7 +310,8 @@ class OperatorMetrics:
         self._series.forget(namespace, name)
         self._codes.pop((namespace, name), None)
         self._phases.pop((namespace, name), None)
-        self._reasons.pop((namespace, name), None)
+        self._shown.pop((namespace, name), None)
+        self._counted.discard((namespace, name))
         for metric in self._of_jobs:
             metric.remove_by_labels({"rljob_namespace": namespace, "rljob_name": name})
 
