@@ -192,12 +192,13 @@ def _what_happens(name: str, spec: RLJobSpec, status: RLJobStatus, request: Move
 
 async def _watch(cluster: Cluster, namespace: str, name: str, request: MoveRequest) -> None:
     """Shows the move until it has ended; ends the command with an error if it was refused or rolled back."""
-    from rljob_operator.byhand import answer_to
+    from rljob_operator.byhand import answer_to, read
     from rljob_operator.cli.status_live import follow, parsed
     from rljob_planner.api.requests import RequestOutcome
 
     said: tuple[str, ...] = ()
-    late = asyncio.create_task(_taken_back_unless_answered(cluster, namespace, name, request))
+    late: list[str] = []
+    timer = asyncio.create_task(_taken_back_unless_answered(cluster, namespace, name, late))
     try:
         async with contextlib.aclosing(follow(cluster, namespace, name)) as states:
             async for job in states:
@@ -206,10 +207,12 @@ async def _watch(cluster: Cluster, namespace: str, name: str, request: MoveReque
                 _, status = parsed(job)
                 answer = answer_to(status.moves, request.id)
                 if answer is None:
-                    if late.done():
-                        fail(late.result(), NOT_DONE)
+                    found = read(job["metadata"])
+                    if found is None or found.id != request.id:
+                        other = "somebody took the request back, or asked for another move"
+                        fail(f"rljob/{name}: {late[0] if late else other}", NOT_DONE)
                     continue
-                late.cancel()
+                timer.cancel()
                 if answer.outcome is RequestOutcome.ACCEPTED:
                     said = _progress(status, said)
                     continue
@@ -219,7 +222,7 @@ async def _watch(cluster: Cluster, namespace: str, name: str, request: MoveReque
                 verb = "refused" if answer.outcome is RequestOutcome.REFUSED else "not done"
                 fail(f"rljob/{name}: {verb}: {answer.message}", NOT_DONE)
     finally:
-        late.cancel()
+        timer.cancel()
 
 
 def _progress(status: RLJobStatus, said: tuple[str, ...]) -> tuple[str, ...]:
@@ -236,17 +239,18 @@ def _progress(status: RLJobStatus, said: tuple[str, ...]) -> tuple[str, ...]:
     return words
 
 
-async def _taken_back_unless_answered(cluster: Cluster, namespace: str, name: str, request: MoveRequest) -> str:
-    """Takes a request back that no operator took up in time; returns what to say then.
+async def _taken_back_unless_answered(cluster: Cluster, namespace: str, name: str, late: list[str]) -> None:
+    """Takes a request back that no operator took up in time, after it has put into ``late`` what to say of that.
 
-    The edit wakes whoever follows the job. Should an operator have taken it up at the same moment, its answer stands and counts.
+    The edit shows itself to whoever follows the job. An operator that takes the request up at the same moment finds the job changed
+    under its hands, and looks again.
     """
     await asyncio.sleep(ANSWER_WITHIN_S)
-    await _take_back(cluster, namespace, name)
-    return (
-        f"rljob/{name}: no operator answered within {ANSWER_WITHIN_S:.0f} s, so {request.id} was taken back: check that the operator runs and "
-        "watches this namespace, and that its version knows moves by hand"
+    late.append(
+        f"no operator answered within {ANSWER_WITHIN_S:.0f} s, so the request was taken back: check that the operator runs and watches this "
+        "namespace, and that its version knows moves by hand"
     )
+    await _take_back(cluster, namespace, name)
 
 
 async def _cancel(cluster: Cluster, namespace: str, name: str) -> None:
