@@ -13,7 +13,7 @@ from typing import Any
 from unittest import mock
 
 from dev.virtual.cluster import Connection
-from rljob_operator import gate, lifecycle, phases, waits
+from rljob_operator import asked, byhand, gate, lifecycle, phases, waits
 from rljob_operator.acting import Acting
 from rljob_operator.actions import Actions
 from rljob_operator.cluster import PODS, ClusterError, Json
@@ -178,6 +178,22 @@ def _grants_ignored() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _request_forgotten() -> Iterator[None]:
+    """Nothing is known of a request once its move is over, and no end of a move makes one old."""
+    objection = byhand.objection
+
+    def unanswered(this: Pass) -> byhand.MoveRequest | byhand.Unreadable | None:
+        return byhand.read(this.raw["metadata"]) if this.now.rebalance is None else None
+
+    def unreserved(spec: Any, status: Any, request: Any, **known: Any) -> str | None:
+        moves = status.moves.model_copy(update={"last_ended_at": None})
+        return objection(spec, status.model_copy(update={"moves": moves}), request, **known)
+
+    with _patched(*_everywhere(asked.unanswered, unanswered), *_everywhere(byhand.objection, unreserved)):
+        yield
+
+
 MUTANTS: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "grow-before-gone": _grow_before_gone,
     "gate-counts-only-bound": _gate_counts_only_running,
@@ -186,5 +202,6 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "grants-ignored": _grants_ignored,
     "no-resource-version": _no_resource_version,
     "shrink-to-nothing": _shrink_to_nothing,
+    "request-forgotten": _request_forgotten,
 }
 """By name; each patches the operator while it is entered."""

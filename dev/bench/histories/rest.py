@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 
+from dev.bench.histories.byhand import unanswered
 from dev.virtual.cluster import VirtualCluster
 from dev.virtual.store import Json
 from dev.virtual.workloads import condition, is_ready
@@ -34,6 +35,9 @@ def _of_job(cluster: VirtualCluster, job: Json) -> str | None:
     pods = [p for p in cluster.pods(uid) if not _ended(p)]
     if status.get("observedGeneration") != job["metadata"]["generation"]:
         return "the spec is not observed"
+    waiting = unanswered(job)
+    if waiting is not None:
+        return waiting
     if status.get("rebalance") is not None and _honestly_waits(job, pods):
         return None
     if status.get("rebalance") is not None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import TypeVar
 
+from dev.bench.histories.byhand import People
 from dev.bench.histories.decisions import Chance
 from dev.bench.histories.framework import Framework
 from dev.bench.histories.shape import Shape
@@ -51,6 +52,7 @@ class World:
         self.clock = self.cluster.clock
         self.ledger = Ledger(self.cluster)
         self.framework = Framework(self.cluster, rng)
+        self.people = People(self.cluster, self.ledger, rng)
         self.chance = Chance(rng)
         self.weather = Weather(rng, now_s=lambda: self.clock.now_s, kill=lambda: self._kill_soon())
         self.lag_s = 0.0
@@ -283,6 +285,11 @@ class World:
             )
             self._edit(job, edits[int(b * len(edits))])
 
+    def by_hand(self, a: float, b: float) -> None:
+        """Somebody asks for a move, takes a request back, or scribbles."""
+        for job in self._one(self._jobs(), a):
+            self.people.ask(job, self.rng.random(), b)
+
     def job(self, a: float, b: float) -> None:
         """A job is deleted, made anew under its name, or has published its last version."""
         for job in self._one(self._jobs(), a):
@@ -396,6 +403,7 @@ ACTS: dict[str, Callable[[World, float, float], None]] = {
     "job": World.job,
     "edit_child": World.edit_child,
     "metrics": World.metrics,
+    "by_hand": World.by_hand,
 }
 """Everything that may happen, by name."""
 
@@ -407,6 +415,7 @@ WEIGHTS: dict[str, float] = {
     "lag": 1.5,
     "storm": 2.0,
     "stick": 1.5,
+    "by_hand": 2.0,
     "job": 0.4,
     "suspend": 0.7,
     "fair": 0.5,
