@@ -29,6 +29,7 @@ import json
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from rljob_operator import queueing
@@ -189,7 +190,13 @@ def _grace_is_free(template: Mapping[str, Any]) -> bool:
 
 
 def _record(template: Mapping[str, Any]) -> str:
-    return base64.b64encode(zlib.compress(_text(template).encode(), 9)).decode()
+    return _packed(_text(template))
+
+
+@lru_cache(maxsize=512)
+def _packed(text: str) -> str:
+    """Kept, since each pass over a job asks for the same again."""
+    return base64.b64encode(zlib.compress(text.encode())).decode()
 
 
 def _template(record: str) -> Json | None:
