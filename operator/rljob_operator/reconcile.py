@@ -161,7 +161,9 @@ class Reconciler:
     def _gather(self, job: RLJob, raw: Json, before: RLJobStatus) -> Pass:
         pods = self._view.pods_of(self._uid, self._namespace)
         samplers = self._view.child(self._uid, "Deployment", children.samplers_name(job), self._namespace)
-        trainers = self._view.child(self._uid, job.spec.trainer.kind.value, children.trainers_name(job), self._namespace)
+        trainers = self._view.child(
+            self._uid, job.spec.trainer.kind.value, children.trainers_name(job), self._namespace
+        )
         now_s = self._edges.wall_s()
         targets = targets_of(job.spec, before, pods, self._running.latest, (samplers, trainers), now_s)
         wanted = targets or Targets(0, 0)
