@@ -63,6 +63,13 @@ generate: setup ## Write the files that are generated: CRD, JSON Schemas, the ch
 	@$(BIN)/python -m dev.chart
 	@$(BIN)/python -m dev.schemas
 	@$(BIN)/python -m dev.docs
+	@$(BIN)/python -m dev.dashboards
+
+dashboards: setup ## Write the Grafana dashboards of the chart, and what docs/dashboards.md says of their panels
+	@$(BIN)/python -m dev.dashboards
+
+screenshots: dashboards ## Draw the dashboards for the docs with Grafana's components; needs Node.js and Chromium
+	@$(BIN)/python -m dev.dashboards.render
 
 bench: setup ## Measure the speed of the planner, beside the plain simulator in the same run
 	@$(BIN)/python -m dev.bench.planner

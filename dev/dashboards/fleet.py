@@ -89,11 +89,11 @@ NOW = Section(
         ),
         Stat(
             "Over their staleness",
-            "Jobs whose mean staleness is above spec.staleness.max.",
+            "Jobs whose staleness is clearly above spec.staleness.max: their condition WithinStaleness is False.",
             [
                 Query(
-                    f"count({each('observed_staleness_versions', MEAN)} "
-                    f"> 1.005 * {each('staleness_limit_versions')}) or vector(0)"
+                    f'count(max by (rljob_namespace, rljob_name) (rljob_operator_condition{{{OF},condition="WithinStaleness"}}) == 0) '
+                    "or vector(0)"
                 )
             ],
             4,
@@ -134,7 +134,7 @@ JOBS = Section(
                 Query(f"{each('policy_version')} / {each('steps')}", instant=True),
             ],
             24,
-            9,
+            7,
             columns=(
                 Column("Namespace", "rljob_namespace", width=130),
                 Column("RLJob", "rljob_name", width=150, link=("This job", JOB_LINK)),
@@ -152,7 +152,7 @@ JOBS = Section(
                     unit="percentunit",
                     decimals=0,
                     width=140,
-                    thresholds=((None, GREEN), (1.005, RED)),
+                    thresholds=((None, GREEN), (1.05, RED)),
                 ),
                 Column("Gain", "Value #J", unit="percentunit", decimals=1, width=90),
                 Column("Run", "Value #K", unit="percentunit", decimals=1, width=90),
@@ -200,9 +200,9 @@ JOBS = Section(
             unit="none",
             decimals=0,
             minimum=0,
-            steps=True,
+            bars=True,
             stacked=True,
-            fill=55,
+            legend_values=(),
             series=phases(),
         ),
         Graph(
@@ -322,8 +322,7 @@ OPERATOR = Section(
             8,
             unit="reqps",
             minimum=0,
-            stacked=True,
-            fill=40,
+            fill=15,
             series=(
                 Series("/^2/", color=GREEN),
                 Series("/^409$/", color=YELLOW),

@@ -125,12 +125,12 @@ NOW = Section(
         Stat(
             "Staleness, of its limit",
             "Mean staleness of trained samples as a share of spec.staleness.max. Under the bound admission a job that waits for samples sits "
-            "just below 100 %, which is right; above it the operator lowers the in-flight cap.",
+            "at 100 %, which is right; clearly above it the operator lowers the in-flight cap.",
             [Query(f"{own('observed_staleness_versions', MEAN)} / {own('staleness_limit_versions')}")],
             4,
             unit="percentunit",
             decimals=0,
-            thresholds=((None, GREEN), (1.005, RED)),
+            thresholds=((None, GREEN), (1.05, RED)),
             empty="not measured yet",
         ),
         Stat(
@@ -255,7 +255,7 @@ WHY = Section(
                 Series("samplers", color=SAMPLERS),
                 Series("trainers", color=TRAINERS),
                 Series("budget", color=RED, dashed=True, fill=0, stacked=False),
-                Series("held by pods", color=GREY, fill=0, width=1, stacked=False),
+                Series("held by pods", color="#444444", fill=0, width=1, stacked=False),
             ),
         ),
         Graph(
@@ -514,8 +514,10 @@ ASYNC = Section(
             "Samples a second that were put back for want of KV room. More than a few mean that the in-flight cap or maxRunning is too high.",
             [Query(f"sum(rate(vllm:num_preemptions_total{{{PODS}}}{RATE}))", "preemptions")],
             8,
-            unit="ops",
+            unit="none",
+            axis="samples/s",
             minimum=0,
+            at_least=1,
             series=(Series("preemptions", color=RED, fill=20),),
         ),
     ),
@@ -524,32 +526,6 @@ ASYNC = Section(
 HEALTH = Section(
     "Health",
     (
-        Table(
-            "Conditions",
-            "The job's conditions. All are True when all is well, but for Rebalancing and Degraded, which are False; docs/operations.md says "
-            "what each reason asks for.",
-            [Query(by("condition, reason", "condition"), instant=True)],
-            9,
-            9,
-            unit="none",
-            columns=(
-                Column("Condition", "condition", width=170),
-                Column("Status", "Value", width=90, mappings=[TRUTH]),
-                Column("Reason", "reason"),
-            ),
-            sort_by="Condition",
-        ),
-        Graph(
-            "Layout generation",
-            "The generation that the trainer follows, which lags behind while a move waits for a step boundary.",
-            [Query(f"min(rljob_layout_generation{{{PODS}}})", "acknowledged by all trainer pods")],
-            7,
-            9,
-            unit="none",
-            decimals=0,
-            steps=True,
-            series=(Series("acknowledged by all trainer pods", color=BLUE),),
-        ),
         *(
             Stat(title, told, [Query(expr)], 4, 3, unit="none", mappings=mappings, thresholds=thresholds, empty=empty)
             for title, told, expr, mappings, thresholds, empty in (
@@ -602,6 +578,32 @@ HEALTH = Section(
                     "",
                 ),
             )
+        ),
+        Table(
+            "Conditions",
+            "The job's conditions. All are True when all is well, but for Rebalancing and Degraded, which are False; docs/operations.md says "
+            "what each reason asks for.",
+            [Query(by("condition, reason", "condition"), instant=True)],
+            12,
+            9,
+            unit="none",
+            columns=(
+                Column("Condition", "condition", width=170),
+                Column("Status", "Value", width=90, mappings=[TRUTH]),
+                Column("Reason", "reason"),
+            ),
+            sort_by="Condition",
+        ),
+        Graph(
+            "Layout generation",
+            "The generation that the trainer follows, which lags behind while a move waits for a step boundary.",
+            [Query(f"min(rljob_layout_generation{{{PODS}}})", "acknowledged by all trainer pods")],
+            12,
+            9,
+            unit="none",
+            decimals=0,
+            steps=True,
+            series=(Series("acknowledged by all trainer pods", color=BLUE),),
         ),
     ),
 )

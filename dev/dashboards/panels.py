@@ -188,6 +188,8 @@ class Graph(Panel):
     hide_axis: bool = False
     limit_lines: bool = False
     """Whether the thresholds are drawn as dashed lines."""
+    at_least: float | None = None
+    """Where the axis ends at least, for what is 0 most of the time."""
 
     @property
     def kind(self) -> str:
@@ -216,6 +218,8 @@ class Graph(Panel):
             "hideFrom": {"legend": False, "tooltip": False, "viz": False},
             "thresholdsStyle": {"mode": "dashed" if self.limit_lines else "off"},
         }
+        if self.at_least is not None:
+            custom["axisSoftMax"] = self.at_least
         return {**Panel.defaults(self), "custom": custom}
 
     def overrides(self) -> list[Json]:

@@ -95,8 +95,8 @@ PERIOD = Section(
     (
         Graph(
             "Period",
-            "Measured, and predicted with the range in which eight of ten periods lie. A prediction is of the steps to come, so with growing "
-            "responses it runs a little ahead.",
+            "Measured, and predicted with the range in which eight of ten periods lie. A prediction is of the steps to come: while responses grow "
+            "it runs ahead of the measured period by as much as they are expected to grow.",
             [
                 Query(own("observed_period_seconds"), "measured"),
                 Query(own("predicted_period_seconds"), "predicted"),
@@ -119,8 +119,9 @@ PERIOD = Section(
         ),
         Graph(
             "Error of the predicted period",
-            "Measured over predicted, less one. The lines are at ±15 %: beyond them a plan should be read with care. It jumps when a move "
-            "changes the split and settles with the first readings after it.",
+            "Measured over predicted, less one. The lines are at ±15 %: beyond them a plan should be read with care. It grows between two plans "
+            "of a job whose responses grow, since the older plan knew shorter ones, and falls below zero where a plan expects more growth than "
+            "there is yet.",
             [Query(ERROR, "error")],
             12,
             9,

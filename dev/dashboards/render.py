@@ -108,13 +108,13 @@ def payload(name: str, recorded: Json) -> Json:
         for series in answers[one["expr"]]["range"]
         for _, value in series["values"]
     }
-    shown = {v["name"] for v in dashboard["templating"]["list"]} & recorded["variables"].keys()
+    shown = [v["name"] for v in dashboard["templating"]["list"] if v["name"] in recorded["variables"]]
     return {
         "dashboard": dashboard,
         "from": recorded["from"] * 1000,
         "to": recorded["to"] * 1000,
         "step": recorded["step"] * 1000,
-        "variables": {key: recorded["variables"][key] for key in sorted(shown, reverse=True)},
+        "variables": {name: recorded["variables"][name] for name in shown},
         "annotations": [{"time": time_ms, "color": color} for time_ms, color in sorted(marks)],
     }
 
