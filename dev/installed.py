@@ -249,7 +249,7 @@ def _resolve(plane: ControlPlane, namespace: str, deployment: Json, container: J
     if "fieldRef" in source:
         path = source["fieldRef"]["fieldPath"]
         name = deployment["metadata"]["name"]
-        fields = {
+        fields: dict[str, str] = {
             "metadata.namespace": namespace,
             "metadata.name": f"{name}-0",
             "spec.serviceAccountName": deployment["spec"]["template"]["spec"].get("serviceAccountName", "default"),

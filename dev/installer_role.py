@@ -137,8 +137,8 @@ def _rules(rights: Iterable[Right]) -> str:
     for right in sorted(rights, key=_order):
         verbs[right.group, right.name, right.resource].append(right.verb)
     alike: dict[tuple[str, str, tuple[str, ...]], list[str]] = defaultdict(list)
-    for (group, name, resource), of in sorted(verbs.items()):
-        alike[group, name, tuple(of)].append(resource)
+    for (group, name, resource), found in sorted(verbs.items()):
+        alike[group, name, tuple(found)].append(resource)
     told = ""
     for (group, name, of), resources in alike.items():
         told += f"  - apiGroups: [{group or _CORE}]\n    resources: [{', '.join(resources)}]\n"

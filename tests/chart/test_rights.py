@@ -17,8 +17,14 @@ from dev.installer_role import PATH, text
 from dev.rights import Judgement, Request, Right, granted, read
 from tests.audited import Audited, Plane
 
-WITHOUT_USE: dict[Right, str] = {}
-"""Rights that the chart grants by default and no test uses, each with the reason why it is granted."""
+_AGAIN = "a child that somebody else changes at the very moment of a write is read again, and that hangs on the moment"
+
+WITHOUT_USE: dict[Right, str] = {
+    Right("", "pods", "get"): _AGAIN,
+    Right("", "services", "get"): _AGAIN,
+    Right("networking.k8s.io", "networkpolicies", "get"): _AGAIN,
+}
+"""Rights of the chart that a run of all tests need not use, each with the reason why it is granted."""
 
 
 @pytest.fixture(scope="module")
@@ -42,8 +48,9 @@ def test_the_operator_used_every_right_that_it_has(audited: Audited, planes: lis
     judged = Judgement.of(rights, [request for plane in planes for request in plane.requests])
     unused = [str(right) for right in judged.unused if right not in WITHOUT_USE]
     assert unused == [], "take these out of the chart's roles, or say in WITHOUT_USE why they are there"
-    needless = [str(right) for right in WITHOUT_USE if right not in judged.unused]
-    assert needless == [], "these were used after all, or are granted no more: take them out of WITHOUT_USE"
+    # A conflict may well have made use of one of these; that it is granted no more is what would make the table lie.
+    gone = [str(right) for right in WITHOUT_USE if right not in rights]
+    assert gone == [], "these are granted no more: take them out of WITHOUT_USE"
 
 
 def test_an_unused_and_a_missing_right_would_be_told() -> None:
