@@ -61,6 +61,7 @@ format: setup ## Format the code
 generate: setup ## Write the files that are generated: CRD, JSON Schemas, the chart's README, and the pages of docs with their figures
 	@$(BIN)/python -m dev.crds
 	@$(BIN)/python -m dev.chart
+	@$(BIN)/python -m dev.installer_role
 	@$(BIN)/python -m dev.schemas
 	@$(BIN)/python -m dev.docs
 	@$(BIN)/python -m dev.dashboards
