@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from rljob_operator.move_cost import duration_s, lost_s, taken_gpus
 from rljob_operator.readings import LengthHistogram, corrected_lengths, finished_age_s
@@ -49,10 +50,17 @@ class Basis:
     calibration: Calibration
     histogram: LengthHistogram
     """Lengths of the samples that the next steps will train."""
-    lengths: LengthDistribution
-    """The same for the planner, cut off where responses are."""
     steps: int | None
     """Steps to go."""
+
+    @cached_property
+    def lengths(self) -> LengthDistribution:
+        """The same for the planner, cut off where responses are: by far the largest part, and made anew when it is needed."""
+        return cut_off(self.histogram, self.spec)
+
+    def rest(self) -> None:
+        """Drops what can be made anew: hundreds of jobs rest at a time, and one decides."""
+        self.__dict__.pop("lengths", None)
 
 
 @dataclass(frozen=True)
@@ -140,17 +148,12 @@ class Outlook:
             ),
             errors=(calibration.sampler_error, calibration.trainer_error, self.length_error, SPREAD_ERROR, TURN_ERROR),
         )
-        return inputs, Basis(spec, calibration, self.corrected, self._distribution(self.corrected), steps)
+        return inputs, Basis(spec, calibration, self.corrected, steps)
 
     def _lead_s(self) -> float:
         steps = self._situation.steps_to_go
         following = LOOK_STEPS if steps is None else min(LOOK_STEPS, steps)
         return self.move_s + 0.5 * following * self.observed_period_s
-
-    def _distribution(self, histogram: LengthHistogram) -> LengthDistribution:
-        return LengthDistribution.from_histogram(
-            histogram.at_measured_mean(), max=self._situation.spec.workload.response_tokens.max
-        )
 
     @property
     def inputs(self) -> DecisionInputs:
@@ -269,7 +272,7 @@ class Outlook:
             return self._evaluated(split, calibration=other, steps=SUPPOSED_STEPS)
 
         def lengths(split: Split, factor: float) -> float:
-            other = self._distribution(basis.histogram.scaled(factor))
+            other = cut_off(basis.histogram.scaled(factor), basis.spec)
             return self._evaluated(split, lengths=other, steps=SUPPOSED_STEPS)
 
         by_samplers, own_samplers = slope(present.sampler_error, samplers)
@@ -283,8 +286,9 @@ class Outlook:
 
     def forecast_s(self, split: Split, left_period_s: float, left_tokens_mean: float) -> float:
         """The period that ``split`` would have now: as it was measured, carried over to the lengths that finish now."""
-        then = self._distribution(self.finished.scaled(left_tokens_mean / self.finished.mean_tokens))
-        now = self._distribution(self.finished)
+        spec = self._situation.spec
+        then = cut_off(self.finished.scaled(left_tokens_mean / self.finished.mean_tokens), spec)
+        now = cut_off(self.finished, spec)
         return left_period_s * self._evaluated(split, lengths=now) / self._evaluated(split, lengths=then)
 
     def step_towards(self, best: Split) -> Split:
@@ -346,6 +350,11 @@ UNKNOWN_TREND = 0.1
 
 SPREAD_ERROR, TURN_ERROR = 0.03, 0.04
 """What ln(1 + cv of lengths) and ln(seconds of a turn) may be off."""
+
+
+def cut_off(histogram: LengthHistogram, spec: RLJobSpec) -> LengthDistribution:
+    """Measured lengths for the planner, cut off where the spec cuts responses."""
+    return LengthDistribution.from_histogram(histogram.at_measured_mean(), max=spec.workload.response_tokens.max)
 
 
 def _change(before: int, after: int) -> float:

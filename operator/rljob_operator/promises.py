@@ -15,14 +15,20 @@ Json = dict[str, Any]
 
 @dataclass
 class Promises:
-    """The statuses that were sent last, by the uid of the job."""
+    """The statuses that were sent last, by the uid of the job, with the version of the view's object that ends the promise."""
 
     _sent: dict[str, tuple[int, Json]] = field(default_factory=dict)
 
     def sent(self, obj: Mapping[str, Any]) -> None:
-        """Counts a job's status from now on; ``obj`` is the job as it is sent, or as the API server answered."""
-        meta = obj["metadata"]
-        self._sent[str(meta["uid"])] = (_version(obj), dict(obj.get("status") or {}))
+        """Counts a job's status from now on, until the view shows a later object than ``obj``, the job as it is sent."""
+        self._keep(obj, _version(obj) + 1)
+
+    def answered(self, obj: Mapping[str, Any]) -> None:
+        """Counts a job's status until the view shows ``obj``, the job as the API server answered, or a later one."""
+        self._keep(obj, _version(obj))
+
+    def _keep(self, obj: Mapping[str, Any], until: int) -> None:
+        self._sent[str(obj["metadata"]["uid"])] = (until, dict(obj.get("status") or {}))
 
     def withdrawn(self, uid: str) -> None:
         """Forgets what was sent of a job: it was refused, or the job is gone."""
@@ -33,8 +39,8 @@ class Promises:
         uid = str(job["metadata"]["uid"])
         if uid not in self._sent:
             return job
-        version, status = self._sent[uid]
-        if _version(job) > version:
+        until, status = self._sent[uid]
+        if _version(job) >= until:
             del self._sent[uid]
             return job
         return {**job, "status": status}

@@ -14,12 +14,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import TypeVar, cast
+from typing import Protocol, TypeVar, cast
 
-from rljob_planner.lengths import LengthDistribution
+
+class Resting(Protocol):
+    """What answers rest on, and can be made small between two decisions."""
+
+    def rest(self) -> None:
+        """Drops what can be made anew."""
+
 
 Answer = TypeVar("Answer")
-Basis = TypeVar("Basis")
+Basis = TypeVar("Basis", bound=Resting)
 
 MOVED = 0.5
 """Standard errors by which an input may move."""
@@ -63,7 +69,7 @@ class Remembered:
     """The answers of one job."""
 
     inputs: Inputs | None = None
-    basis: object = None
+    basis: Resting | None = None
     """The very values that the answers rest on: further questions are asked about the same, so that answers can be compared."""
     answers: dict[Hashable, object] = field(default_factory=dict)
     rough_inputs: Inputs | None = None
@@ -76,9 +82,8 @@ class Remembered:
 
     def rest(self) -> None:
         """Makes what is kept until the next decision small: hundreds of jobs rest at a time, and one decides."""
-        lengths = getattr(self.basis, "lengths", None)
-        if isinstance(lengths, LengthDistribution):
-            lengths.forget()
+        if self.basis is not None:
+            self.basis.rest()
 
     def about(self, inputs: Inputs, basis: Basis) -> Basis:
         """What questions about these inputs are to be asked with: the basis of what is known, if that is near enough, else this one."""

@@ -183,7 +183,7 @@ class Reporting:
     async def _write(self, raw: Json, now: RLJobStatus) -> None:
         body = {**raw, "status": now.model_dump(mode="json", by_alias=True, exclude_none=True)}
         try:
-            self._promises.sent(await self._cluster.put_status(RLJOBS, self._namespace, self._name, body))
+            self._promises.answered(await self._cluster.put_status(RLJOBS, self._namespace, self._name, body))
         except ClusterError as error:
             # Deleted in the meantime: the next pass finds that out and ends.
             if error.status != 404:

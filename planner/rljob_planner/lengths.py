@@ -215,11 +215,6 @@ class LengthDistribution:
         """``max_mean`` by group size: a search asks for the same one for every candidate."""
         return {}
 
-    def forget(self) -> None:
-        """Drops the tables that can be made anew, most of what a distribution takes: for whoever keeps many between two plans."""
-        for name in ("probabilities", "_steps", "coarse", "_longest"):
-            self.__dict__.pop(name, None)
-
     def mean(self) -> float:
         """Mean length in tokens."""
         return self._moments[0]

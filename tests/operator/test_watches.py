@@ -171,8 +171,10 @@ def test_what_was_written_counts_until_the_view_has_caught_up() -> None:
     promises.sent({**old, "status": {"split": {"a": 1}}})
     assert promises.shown(old)["status"] == {"split": {"a": 1}}
     newer = {**old, "metadata": {**old["metadata"], "resourceVersion": "6"}, "status": {"split": {"b": 1}}}
-    promises.sent(newer)
+    promises.answered(newer)
     assert promises.shown(old)["status"] == {"split": {"b": 1}}
+    assert promises.shown(newer) is newer
+    promises.sent(newer)
     assert promises.shown(newer)["status"] == {"split": {"b": 1}}
     latest = {**newer, "metadata": {**old["metadata"], "resourceVersion": "7"}, "status": {}}
     assert promises.shown(latest) is latest
