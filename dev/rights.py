@@ -17,6 +17,9 @@ Json = Mapping[str, Any]
 
 FORBIDDEN = 403
 
+_SECOND_LOOK = ("cannot create resource", "cannot set blockOwnerDeletion")
+"""What the API server says when it let a request in and found only then that it takes one more right."""
+
 
 @dataclass(frozen=True, order=True)
 class Right:
@@ -124,7 +127,7 @@ def _request(event: Json) -> Request | None:
         right=Right(at.get("apiGroup", ""), resource, verb, "" if verb == "create" else at.get("name", "")),
         namespace=at.get("namespace", ""),
         code=code,
-        refused=code == FORBIDDEN and (decision == "forbid" or " cannot " in message),
+        refused=code == FORBIDDEN and (decision == "forbid" or any(words in message for words in _SECOND_LOOK)),
         created=verb == "patch" and code == 201,
         message=message,
     )
