@@ -39,6 +39,9 @@ LASTS_S = 600.0
 KEPT = 5
 """How many requests the status remembers."""
 
+MOST = 100_000
+"""Replicas of a side that a request may name: far more than any budget, and few enough for every counter."""
+
 HOW = "ask with rljob move NAME --samplers N --trainers M"
 """What to write instead of a request that can't be read."""
 
@@ -48,21 +51,24 @@ class MoveRequest(ApiModel):
 
     id: str = Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")
     """Name of the request: one that was answered is not carried out again."""
-    samplers: int = Field(ge=1)
+    samplers: int = Field(ge=1, le=MOST)
     """Sampler replicas."""
-    trainers: int = Field(ge=1)
+    trainers: int = Field(ge=1, le=MOST)
     """Trainer replicas."""
     at: str
     """When it was made (RFC 3339)."""
-    by: str = Field(default="", max_length=200)
-    """Who made it, as he says."""
+    by: str = Field(default="", max_length=200, pattern=r"^[^\x00-\x1f\x7f]*$")
+    """Who made it, as he says; it is shown in terminals, so control characters are none of it."""
     uid: str = ""
     """The RLJob that it is for; empty: whichever it stands on."""
 
     @field_validator("at")
     @classmethod
     def _is_a_time(cls, value: str) -> str:
-        epoch_s(value)
+        try:
+            epoch_s(value)
+        except (ValueError, OverflowError, OSError) as error:
+            raise ValueError("this is no time, such as 2026-01-31T12:00:00Z") from error
         return value
 
 
@@ -88,13 +94,14 @@ def read(metadata: Mapping[str, Any]) -> MoveRequest | Unreadable | None:
     unreadable = f"text-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return Unreadable(unreadable, f"the annotation {ANNOTATION} holds no JSON: {HOW}")
     try:
         return MoveRequest.model_validate(value)
     except ValidationError as error:
         first = error.errors()[0]
-        at = ".".join(str(part) for part in first["loc"]) or "it"
+        # What somebody wrote there goes into a status and an event, which have bounds.
+        at = ".".join(str(part) for part in first["loc"])[:60] or "it"
         return Unreadable(
             unreadable,
             f"the annotation {ANNOTATION} can't be read ({at}: {first['msg'].lower()}): {HOW}, with an rljob of the operator's version",
@@ -161,7 +168,8 @@ def _instead(spec: RLJobSpec, split: Split, request: MoveRequest, quota: QuotaRo
     if spec.sampler.max_replicas is not None:
         most = min(most, spec.sampler.max_replicas)
     if request.samplers > most >= spec.sampler.min_replicas:
-        return f": with {request.trainers} trainers ask for {most} samplers at most, or change the spec"
+        plural = "" if request.trainers == 1 else "s"
+        return f": with {request.trainers} trainer{plural} ask for {most} samplers at most, or change the spec"
     return ": ask for another split, or change the spec"
 
 

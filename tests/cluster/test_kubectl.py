@@ -146,7 +146,7 @@ def test_an_editor_looks_at_a_job_moves_it_pauses_it_and_resumes_it(rig: Rig, ed
     # What the operator alone can know is refused by it, what the spec says already by the command.
     beyond = kubectl("move", "job", "--samplers", "9", "--trainers", "1")
     assert beyond.returncode == 4
-    assert "9 samplers are more than sampler.maxReplicas 8: with 1 trainers ask for 8 samplers at most" in said(beyond)
+    assert "9 samplers are more than sampler.maxReplicas 8: with 1 trainer ask for 8 samplers at most" in said(beyond)
     path = f"/apis/rljob.dev/v1alpha1/namespaces/{rig.namespace}/rljobs/job"
     text = json.dumps({"id": "old", "samplers": 8, "trainers": 1, "at": "2020-01-01T00:00:00Z"})
     rig.plane.kubectl("-n", rig.namespace, "annotate", "rljob", "job", "--overwrite", f"rljob.dev/move={text}")

@@ -187,7 +187,7 @@ def test_the_mode_may_change_under_a_move_by_hand() -> None:
         (9, 2, "the split uses 17 GPUs, the budget is 16: with 2 trainers ask for 8 samplers at most"),
         (8, 5, "the split uses 28 GPUs, the budget is 16: ask for another split, or change the spec"),
         (1, 2, "1 samplers are fewer than sampler.minReplicas 2: ask for another split"),
-        (7, 1, "7 samplers are more than sampler.maxReplicas 6: with 1 trainers ask for 6 samplers at most"),
+        (7, 1, "7 samplers are more than sampler.maxReplicas 6: with 1 trainer ask for 6 samplers at most"),
     ],
 )
 def test_what_the_spec_forbids_is_refused_with_what_to_ask_instead(samplers: int, trainers: int, words: str) -> None:
@@ -216,6 +216,11 @@ def test_what_the_spec_forbids_is_refused_with_what_to_ask_instead(samplers: int
         ),
         ('{"id": "x", "samplers": 1, "trainers": 1, "at": "yesterday"}', "(at: "),
         ("[]", "can't be read (it: "),
+        ("[" * 100_000, "holds no JSON"),
+        ('{"id": "x", "samplers": 1, "trainers": 1, "at": "0001-01-01T00:00:00"}', "(at: "),
+        ('{"id": "x", "samplers": 1, "trainers": 1, "at": "2026-01-01T00:00:00Z", "by": "\\u001b[2J"}', "(by: "),
+        ('{"id": "x", "samplers": 1' + 30 * "0" + ', "trainers": 1, "at": "2026-01-01T00:00:00Z"}', "(samplers: "),
+        ('{"' + "x" * 5000 + '": 1}', "can't be read ("),
     ],
 )
 def test_a_request_that_cannot_be_read_is_refused_once(text: str, words: str) -> None:
@@ -226,6 +231,9 @@ def test_a_request_that_cannot_be_read_is_refused_once(text: str, words: str) ->
         ((how, why),) = answers(s).values()
         assert (how, words in why) == ("Refused", True), why
         assert len(s.events("MoveRefused")) == 1
+        assert len(why) < 500
+        # Whatever somebody writes there, passes go on.
+        s.judged()
 
 
 def test_nodes_without_room_and_a_planner_that_knows_better_refuse() -> None:

@@ -114,6 +114,25 @@ def test_a_live_job_is_planned_on_the_nodes_that_are_free(api: Api) -> None:
     assert used <= 16
 
 
+def test_a_bare_name_is_a_live_job_unless_a_file_is_there(
+    api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api.holds(job_dict(), [node(f"n{i}", labels=ACCELERATED) for i in range(4)])
+    monkeypatch.chdir(tmp_path)
+    assert planned("mine")["split"] == planned("rljob/mine")["split"]
+    result = run("report", "mine", "-o", "-")
+    assert result.exit_code == 0, result.stderr
+    assert "mine: Qwen/" in result.stdout
+    missing = run("plan", "other")
+    assert missing.exit_code == 2
+    assert "there is no such RLJob in namespace rl" in missing.stderr
+    assert "nor is there a file other" in missing.stderr
+    # What looks like a file is one, and a file that is there is read.
+    assert "no such file" in run("plan", "mine.yaml").stderr
+    (tmp_path / "mine").write_text("kind: RLJob")
+    assert "spec" in run("plan", "mine").stderr
+
+
 def test_a_quota_lowers_the_budget(api: Api) -> None:
     nodes = [node(f"n{i}", labels=ACCELERATED) for i in range(4)]
     api.holds(job_dict(), nodes, quotas=[quota("gpus", 16)])

@@ -162,6 +162,11 @@ def test_a_status_of_another_version_is_said(api: RLJobApi) -> None:
     result = run("math")
     assert result.exit_code == 2
     assert "written by another version of the operator (phase)" in result.stderr
+    # It hides no other.
+    api.put(running("code"))
+    several = run()
+    assert [line.split()[0] for line in several.stdout.splitlines()] == ["NAME", "code"]
+    assert "written by another version" in several.stderr
 
 
 def following(api: RLJobApi, *arguments: str, meanwhile: Callable[[], None]) -> Result:

@@ -132,7 +132,7 @@ async def _ask(
         samplers=goal[0],
         trainers=goal[1],
         at=timestamp(now_s),
-        by=(await cluster.who())[:200],
+        by="".join(letter for letter in await cluster.who() if letter.isprintable())[:200],
         uid=str(meta["uid"]),
     )
     why = objection(spec, status, request, uid=str(meta["uid"]), now_s=now_s)

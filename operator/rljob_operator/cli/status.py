@@ -48,7 +48,7 @@ class StatusOutput(StrEnum):
 def status(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="[NAME]", help="The job; without one all of the namespace.", show_default=False),
+        typer.Argument(metavar="NAME", help="The job; without one all of the namespace.", show_default=False),
     ] = None,
     output: Annotated[
         StatusOutput,
@@ -104,7 +104,7 @@ async def _once(cluster: Cluster, namespace: str | None, name: str | None, outpu
         else:
             print_report(one(job, time.time()))
         return
-    found = [_overview(job) for job in (await jobs_of(cluster, namespace))[0]]
+    found = _readable((await jobs_of(cluster, namespace))[0])
     if output in (StatusOutput.JSON, StatusOutput.YAML):
         print_data({"items": [_data(job) for job in found]}, Output(output.value))
     elif not found:
@@ -138,6 +138,15 @@ def _overview(job: Json) -> OverviewJson:
     return overview_of(job["metadata"], *parsed(job))
 
 
+def _readable(jobs: Iterable[Json]) -> list[OverviewJson]:
+    """How several jobs stand; one that can't be read, which is said, hides no other."""
+    found = []
+    for job in jobs:
+        with contextlib.suppress(typer.Exit):
+            found.append(_overview(job))
+    return found
+
+
 def _data(job: OverviewJson) -> Json:
     return job.model_dump(mode="json", by_alias=True)
 
@@ -163,7 +172,7 @@ async def _states(
     if name is None:
         async with contextlib.aclosing(changes(cluster, namespace)) as all_of_them:
             async for jobs in all_of_them:
-                yield sorted((_overview(job) for job in jobs.values()), key=lambda job: (job.namespace or "", job.name))
+                yield sorted(_readable(jobs.values()), key=lambda job: (job.namespace or "", job.name))
         return
     assert namespace is not None
     # One that is not there is an error, one that goes is an end.
