@@ -82,7 +82,8 @@ class Family:
         return all((self.directory / name).is_file() for name, _ in self.binaries)
 
 
-def _kubernetes_variables(version: str) -> tuple[tuple[str, str], ...]:
+def kubernetes_variables(version: str) -> tuple[tuple[str, str], ...]:
+    """The Go variables by which Kubernetes' binaries know their version."""
     major, minor = version.removeprefix("v").split(".")[:2]
     values = {
         "gitVersion": version,
@@ -104,7 +105,7 @@ FAMILIES: tuple[Family, ...] = (
             (name, f"k8s.io/kubernetes/cmd/{name}")
             for name in ("kube-apiserver", "kube-controller-manager", "kubectl", "kube-scheduler")
         ),
-        variables=_kubernetes_variables("v1.37.2"),
+        variables=kubernetes_variables("v1.37.2"),
     ),
     Family(name="etcd", version="v3.7.3", binaries=(("etcd", "go.etcd.io/etcd/server/v3"),)),
     Family(name="kwok", version="v0.8.0", binaries=(("kwok", "sigs.k8s.io/kwok/cmd/kwok"),)),

@@ -62,6 +62,15 @@ class Authority:
         _write(files.key, _private_pem(key))
         return cls(directory, files, certificate, key)
 
+    @classmethod
+    def open(cls, directory: Path) -> Authority:
+        """The authority that ``create`` made in a directory, to issue more certificates."""
+        files = KeyPair(directory / "ca.crt", directory / "ca.key")
+        key = serialization.load_pem_private_key(files.key.read_bytes(), password=None)
+        if not isinstance(key, ec.EllipticCurvePrivateKey):
+            raise ValueError(f"{files.key} holds no key of ours")
+        return cls(directory, files, x509.load_pem_x509_certificate(files.cert.read_bytes()), key)
+
     def serving(self, name: str, hosts: Sequence[str]) -> KeyPair:
         """Issue a server certificate for DNS names and IP addresses."""
         return self._issue(name, _name(name, ()), ExtendedKeyUsageOID.SERVER_AUTH, hosts)

@@ -73,6 +73,7 @@ class Layout:
                 certs.SERVICE_IP,
             ],
         )
+        authority.client("apiserver-kubelet", "kube-apiserver-kubelet-client", ["system:masters"])
         admin = authority.client("admin", "kubernetes-admin", ["system:masters"])
         self._write_kubeconfig(self.admin_kubeconfig, admin, "kubernetes-admin")
         users = {
@@ -142,6 +143,11 @@ class Layout:
             f"--tls-cert-file={self.pki / 'apiserver.crt'}",
             f"--tls-private-key-file={self.pki / 'apiserver.key'}",
             f"--client-ca-file={self.ca_file}",
+            # For a real node, should one join (dev.realnode): its logs are asked for by address, its name is in no DNS.
+            f"--kubelet-certificate-authority={self.ca_file}",
+            f"--kubelet-client-certificate={self.pki / 'apiserver-kubelet.crt'}",
+            f"--kubelet-client-key={self.pki / 'apiserver-kubelet.key'}",
+            "--kubelet-preferred-address-types=InternalIP",
             f"--etcd-servers=https://127.0.0.1:{self.ports.etcd}",
             f"--etcd-cafile={self.ca_file}",
             f"--etcd-certfile={self.pki / 'etcd-client.crt'}",

@@ -1,32 +1,59 @@
 """One control plane for the whole session; a namespace and nodes of its own for each test.
 
-The plane's admin is for setting up and asserting. What is under test connects with a service account.
+The plane's admin is for setting up and asserting. What is under test connects with a service account. ``RLJOB_TEST_KUBECONFIG`` names the
+kubeconfig of another cluster to run the same tests on; see ``make test-kind``.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
 from collections.abc import Iterator
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any, NoReturn, Protocol
 
 import pytest
 
 from dev.controlplane import ApiError, ControlPlane, NodeSpec, ensure_built
+from dev.controlplane.given import GivenPlane
 
 TEST_LABEL = "dev.rljob.dev/test"
 """Label of a test's nodes; its value is the test's namespace."""
 
+KUBECONFIG_VARIABLE = "RLJOB_TEST_KUBECONFIG"
+"""Names the kubeconfig of a cluster to use in place of a plane of our own."""
+
+ABOUT_THE_PLANE = "test_controlplane"
+"""How the files begin whose tests are about the plane of this machine, and say nothing about the operator."""
+
+
+class OthersPlane(GivenPlane):
+    """A cluster that is not ours to break: the tests that stop parts of it are skipped, when they come to that."""
+
+    @property
+    def supervisor(self) -> NoReturn:
+        """Skips the test."""
+        pytest.skip(f"stops parts of the control plane, and the one that {KUBECONFIG_VARIABLE} names is not ours")
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    given = os.environ.get(KUBECONFIG_VARIABLE)
     for item in items:
         if "plane" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.cluster)
+        if given and item.path.parent == Path(__file__).parent and item.path.name.startswith(ABOUT_THE_PLANE):
+            item.add_marker(pytest.mark.skip(reason=f"about the local plane; {KUBECONFIG_VARIABLE} names another"))
 
 
 @pytest.fixture(scope="session")
-def plane(request: pytest.FixtureRequest) -> Iterator[ControlPlane]:
-    """The session's control plane, without nodes."""
+def plane(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    """The session's control plane, without nodes of ours."""
+    if given := os.environ.get(KUBECONFIG_VARIABLE):
+        # Binaries such as Prometheus are this machine's all the same.
+        ensure_built()
+        yield OthersPlane.open(Path(given), tmp_path_factory.mktemp("plane"))
+        return
     capture = request.config.pluginmanager.getplugin("capturemanager")
     # A first run builds for ten minutes: its progress must be seen.
     with capture.global_and_fixture_disabled() if capture else contextlib.nullcontext():
