@@ -8,7 +8,8 @@ groups wait at any instant is counted from these.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +25,7 @@ _SAMPLES = np.dtype(
 _STEPS = np.dtype([("begin_s", "f8"), ("end_s", "f8"), ("published_s", "f8")])
 _RUNNING = np.dtype([("time_s", "f8"), ("replica", "i8"), ("running", "i8")])
 _QUEUE = np.dtype([("time_s", "f8"), ("groups", "i8")])
-_GROUPS = np.dtype([("group", "i8"), ("completed_s", "f8"), ("trained_version", "i8")])
+_GROUPS = np.dtype([("group", "i8"), ("completed_s", "f8"), ("left_s", "f8"), ("trained_version", "i8")])
 
 
 @dataclass(frozen=True)
@@ -37,17 +38,25 @@ class Timeline:
     that the sample belongs to. By ``end_s``."""
     steps: Table
     """One row a training step, by the version that it trained from: ``begin_s``, ``end_s``, ``published_s``."""
-    running: Table
-    """``running`` samples of ``replica`` from ``time_s`` on; by time."""
-    queue: Table
-    """Complete ``groups`` that wait for the trainer from ``time_s`` on; by time."""
     groups: Table
-    """Groups that were completed: ``group``, ``completed_s``, and ``trained_version``, the version that the step which
-    consumed them trained from, −1 where none did. By number of the group."""
+    """Groups that were completed: ``group``, ``completed_s``, ``left_s`` (when the trainer took or dropped it, 0 if never), and
+    ``trained_version``, the version that the step which consumed them trained from, −1 where none did. By number of the group."""
     end_s: float
     """Until when the tables are complete: the end of the run, or earlier where there was too much to record."""
     complete: bool
     """Whether ``end_s`` is the end of the run."""
+
+    # Counted when somebody looks: a search records hundreds of runs for the sake of their samples and groups alone.
+
+    @cached_property
+    def running(self) -> Table:
+        """``running`` samples of ``replica`` from ``time_s`` on; by time."""
+        return _running(self.samples)
+
+    @cached_property
+    def queue(self) -> Table:
+        """Complete ``groups`` that wait for the trainer from ``time_s`` on; by time."""
+        return _queue(self.groups)
 
 
 def recorded(world: World) -> Timeline:
@@ -70,9 +79,9 @@ def recorded(world: World) -> Timeline:
     done = np.flatnonzero(world.fates["completed_s"] > 0)
     fates = world.fates[done]
     groups = np.empty(len(done), _GROUPS)
-    groups["group"], groups["completed_s"] = done, fates["completed_s"]
+    groups["group"], groups["completed_s"], groups["left_s"] = done, fates["completed_s"], fates["left_s"]
     groups["trained_version"] = fates["left_as"] - 1
-    return Timeline(samples, steps, _running(samples), _queue(fates), groups, end_s, complete)
+    return Timeline(samples, steps, groups, end_s, complete)
 
 
 def _running(samples: Table) -> Table:
@@ -89,11 +98,11 @@ def _running(samples: Table) -> Table:
     return table[np.argsort(table["time_s"], kind="stable")]
 
 
-def _queue(fates: Any) -> Table:
+def _queue(groups: Table) -> Table:
     """The number of complete groups that wait at its change points."""
-    left = fates["left_s"][fates["left_s"] > 0]
-    times = np.concatenate([fates["completed_s"], left])
-    change = np.concatenate([np.ones(len(fates), np.int64), -np.ones(len(left), np.int64)])
+    left = groups["left_s"][groups["left_s"] > 0]
+    times = np.concatenate([groups["completed_s"], left])
+    change = np.concatenate([np.ones(len(groups), np.int64), -np.ones(len(left), np.int64)])
     order = np.argsort(times, kind="stable")
     times, waiting = times[order], np.cumsum(change[order])
     last = np.append(times[1:] != times[:-1], True)[: len(times)]
