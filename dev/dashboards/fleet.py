@@ -155,7 +155,7 @@ JOBS = Section(
                     thresholds=((None, GREEN), (1.05, RED)),
                 ),
                 Column("Gain", "Value #J", unit="percentunit", decimals=1, width=90),
-                Column("Run", "Value #K", unit="percentunit", decimals=1, width=90),
+                Column("Run", "Value #K", unit="percentunit", decimals=1),
             ),
             sort_by="RLJob",
         ),

@@ -318,7 +318,8 @@ class Column:
         if self.thresholds or self.coloured:
             said.append(("custom.cellOptions", {"type": "color-text"}))
         if self.wrap:
-            said.append(("custom.cellOptions", {"type": "auto", "wrapText": True}))
+            # The first is read by Grafana up to 12.1, the second since.
+            said += [("custom.cellOptions", {"type": "auto", "wrapText": True}), ("custom.wrapText", True)]
         if self.link is not None:
             title, url = self.link
             said.append(("links", [{"title": title, "url": url, "targetBlank": False}]))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
+import shutil
 import sys
 import time
 import urllib.parse
@@ -126,7 +127,9 @@ def main() -> int:
         "--output", type=Path, default=ROOT / ".demo", help="folder for the demo's results (default: .demo)"
     )
     output = parser.parse_args().output
-    output.mkdir(parents=True, exist_ok=True)
+    # What an earlier run has left would be read as steps of this one.
+    shutil.rmtree(output, ignore_errors=True)
+    output.mkdir(parents=True)
     ensure_built()
     return RecordedDemo(output, HERE / "job.yaml", HERE / "emulator.yaml", limit_s=250.0).run()
 

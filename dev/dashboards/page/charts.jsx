@@ -2,6 +2,7 @@
 import React from 'react';
 import { dateTime, formattedValueToString, reduceField } from '@grafana/data';
 import { BigValue, BigValueColorMode, BigValueGraphMode, BigValueJustifyMode, BigValueTextMode, TimeSeries } from '@grafana/ui';
+import { TableNG } from '@grafana/ui/unstable';
 import { theme } from './frames.js';
 
 function Empty({ panel }) {
@@ -98,46 +99,21 @@ export function Stats({ panel, frames, width, height }) {
   );
 }
 
-// Grafana's table scrolls and virtualises, which a picture has no use of: the cells are formatted and coloured by Grafana, the rows are HTML.
-export function Rows({ panel, frames }) {
+export function Rows({ panel, frames, width, height }) {
   const [frame] = frames;
   if (!frame || !frame.length) {
     return <Empty panel={panel} />;
   }
-  const cell = { padding: '6px 10px', borderBottom: `1px solid ${theme.colors.border.weak}`, textAlign: 'left', fontSize: 14, verticalAlign: 'top' };
-  const [sort] = panel.options.sortBy;
-  const order = [...Array(frame.length).keys()];
-  const by = sort && frame.fields.find((f) => f.name === sort.displayName);
-  if (by) {
-    order.sort((a, b) => String(by.values[a]).localeCompare(String(by.values[b])));
-  }
   return (
-    <table style={{ borderCollapse: 'collapse', width: '100%', tableLayout: 'fixed' }}>
-      <thead>
-        <tr>
-          {frame.fields.map((f) => (
-            <th key={f.name} style={{ ...cell, width: f.config.custom?.width, color: theme.colors.primary.text, fontWeight: 500 }}>
-              {f.name}
-            </th>
-          ))}
-        </tr>
-      </thead>
-      <tbody>
-        {order.map((i) => (
-          <tr key={i}>
-            {frame.fields.map((f) => {
-              const shown = f.values[i] === null ? { text: '' } : f.display(f.values[i]);
-              const coloured = f.config.custom?.cellOptions?.type === 'color-text';
-              const link = f.config.links?.length ? { color: theme.colors.text.link } : {};
-              return (
-                <td key={f.name} style={{ ...cell, ...link, ...(coloured ? { color: shown.color, fontWeight: 500 } : {}) }}>
-                  {formattedValueToString(shown)}
-                </td>
-              );
-            })}
-          </tr>
-        ))}
-      </tbody>
-    </table>
+    <TableNG
+      data={frame}
+      width={width}
+      height={height}
+      cellHeight={panel.options.cellHeight}
+      sortBy={panel.options.sortBy}
+      fieldConfig={panel.fieldConfig}
+      structureRev={1}
+      enableVirtualization={false}
+    />
   );
 }
