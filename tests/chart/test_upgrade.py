@@ -18,7 +18,7 @@ import yaml
 
 from dev.controlplane import ApiError, ControlPlane, ensure_built
 from dev.controlplane.rest import MERGE_PATCH
-from dev.installed import CHART, RELEASE, SYSTEM, HelmError, install, installed, run_helm, wait_served
+from dev.installed import CHART, RELEASE, SYSTEM, HelmError, Installed, install, installed, run_helm, wait_served
 from dev.kubetools import HELM_MAJORS
 from tests.chart.baseline import make
 from tests.cluster.conftest import GpuNodes, gpu_nodes, namespace  # noqa: F401
@@ -45,6 +45,14 @@ QUICK: Json = {
 }
 """Values of this chart in a test's time."""
 
+QUICK_BEFORE = {
+    "RLJOB_OPERATOR_MOVE_TICK": "500ms",
+    "RLJOB_OPERATOR_IDLE_TICK": "2s",
+    "RLJOB_OPERATOR_SCRAPE_INTERVAL": "1s",
+    "RLJOB_OPERATOR_METRICS_WINDOW": "12s",
+}
+"""The same for the baseline's operator."""
+
 
 @pytest.fixture(scope="module")
 def plane() -> Iterator[ControlPlane]:
@@ -53,6 +61,15 @@ def plane() -> Iterator[ControlPlane]:
     with ControlPlane.start() as running:
         running.create_namespace(SYSTEM)
         yield running
+
+
+@pytest.fixture
+def bare(plane: ControlPlane) -> Iterator[None]:
+    """Takes release and CRDs away after a test, however it ends."""
+    yield
+    run_helm(plane, "uninstall", RELEASE, "-n", SYSTEM, "--wait", "--ignore-not-found")
+    plane.kubectl("delete", "crd", *NAMES, "--ignore-not-found")
+    plane.kubectl("delete", "clusterrole", "rljob-operator", "--ignore-not-found")
 
 
 @pytest.fixture(scope="module")
@@ -91,23 +108,55 @@ def helm_baseline(plane: ControlPlane) -> Path:
     return plane.service_account_kubeconfig(SYSTEM, "rljob-operator")
 
 
-def start_before(rig: Rig, kubeconfig: Path, tree: Path | str) -> Operator:
-    if isinstance(tree, str):
-        return rig.start_operator("before", kubeconfig)
-    # Compiled code is found by what it was compiled from, wherever that lies: a tree of its own need not compile it again.
-    compiled = str(ROOT / "planner/rljob_planner/__pycache__")
-    return rig.start_operator("before", kubeconfig, PYTHONPATH=make.python_path(tree), NUMBA_CACHE_DIR=compiled)
+class Operators:
+    """Starts operators, one after the other, and ends the last."""
+
+    def __init__(self, rig: Rig, folder: Path) -> None:
+        self._rig, self._folder = rig, folder
+        self._last: Operator | None = None
+
+    def before(self, kubeconfig: Path, tree: Path | str) -> Operator:
+        """The baseline's operator, as a Deployment would have started it."""
+        process = Installed(
+            release=RELEASE,
+            namespace=SYSTEM,
+            account="rljob-operator",
+            kubeconfig=kubeconfig,
+            env={"RLJOB_OPERATOR_LIVENESS_ENDPOINT": "http://0.0.0.0:8080/healthz", **QUICK_BEFORE},
+            command=("python", "-m", "rljob_operator"),
+            ports={"health": 8080},
+            rights=frozenset(),
+            files=self._folder,
+            mounts=(),
+        )
+        if isinstance(tree, str):
+            return self._start("before", process)
+        # Compiled code is found by what it was compiled from, wherever that lies: a tree of its own need not compile it again.
+        compiled = str(ROOT / "planner/rljob_planner/__pycache__")
+        return self._start("before", process, PYTHONPATH=make.python_path(tree), NUMBA_CACHE_DIR=compiled)
+
+    def installed(self, name: str, tree: Path | None = None) -> Operator:
+        """That of the release that is there, by what its Deployment says; with the code of ``tree`` as by another image."""
+        path = {} if tree is None else {"PYTHONPATH": str(tree / "operator")}
+        return self._start(name, installed(self._rig.plane), **path)
+
+    def _start(self, name: str, process: Installed, **env: str) -> Operator:
+        self.end()
+        self._last = self._rig.operator = Operator(process, process.kubeconfig, self._folder / f"{name}.log", env)
+        self._last.start()
+        return self._last
+
+    def end(self) -> None:
+        """Stops the last one, if it still runs."""
+        if self._last is not None:
+            self._last.stop()
 
 
-def start_installed(rig: Rig, name: str, tree: Path | None = None) -> Operator:
-    """The operator of the release that is there, by what its Deployment says; with the code of ``tree`` as by another image."""
-    release = installed(rig.plane)
-    env = release.local_env(release.local_ports())
-    env.pop("RLJOB_OPERATOR_LIVENESS_ENDPOINT", None)
-    env.pop("KUBECONFIG")
-    if tree is not None:
-        env["PYTHONPATH"] = str(tree / "operator")
-    return rig.start_operator(name, release.kubeconfig, **env)
+@pytest.fixture
+def operators(rig: Rig, tmp_path: Path) -> Iterator[Operators]:
+    made = Operators(rig, tmp_path)
+    yield made
+    made.end()
 
 
 def uids(rig: Rig) -> dict[str, str]:
@@ -130,12 +179,10 @@ def recorded(rig: Rig) -> bool:
 
 
 def test_no_version_rolls_a_pod_or_loses_a_move(
-    rig: Rig,
-    before: Path | str,
-    to_come: Path,
+    rig: Rig, operators: Operators, before: Path | str, to_come: Path, bare: None
 ) -> None:
-    operator = start_before(rig, helm_baseline(rig.plane), before)
-    rig.apply(budget_job(rig.namespace))
+    operator = operators.before(helm_baseline(rig.plane), before)
+    rig.apply(budget_job(rig.namespace, sampler={"drainTimeout": "5s"}))
     settled(rig, 12, 1)
     first, made = uids(rig), templates(rig)
     new = added_fields()
@@ -147,8 +194,8 @@ def test_no_version_rolls_a_pod_or_loses_a_move(
 
     # To this version, in mid-move.
     install(rig.plane, QUICK)
-    assert all(takes(rig, path) for path in new), "a field that was added can be used"
-    operator = start_installed(rig, "this")
+    eventually(lambda: all(takes(rig, path) for path in new), "a field that was added can be used")
+    operator = operators.installed("this")
     settled(rig, 4, 1)
     eventually(lambda: recorded(rig), "the workloads carry the records of their templates")
     second = uids(rig)
@@ -157,7 +204,7 @@ def test_no_version_rolls_a_pod_or_loses_a_move(
     operator.kill()
 
     # To a version that makes other templates: what it adds to the job is as what is there.
-    operator = start_installed(rig, "to-come", to_come)
+    operator = operators.installed("to-come", to_come)
     edit(rig, gpus=10)
     settled(rig, 6, 1)
     third = uids(rig)
@@ -169,9 +216,8 @@ def test_no_version_rolls_a_pod_or_loses_a_move(
     wait_move(rig, "Drain")
     operator.kill()
     run_helm(rig.plane, "rollback", RELEASE, "1", "-n", SYSTEM)
-    wait_served(rig.plane)
-    assert all(not takes(rig, path) for path in new)
-    operator = start_before(rig, rig.plane.service_account_kubeconfig(SYSTEM, "rljob-operator"), before)
+    eventually(lambda: not any(takes(rig, path) for path in new), "the API server goes by the older CRDs")
+    operator = operators.before(rig.plane.service_account_kubeconfig(SYSTEM, "rljob-operator"), before)
     settled(rig, 2, 1)
     assert uids(rig).keys() <= third.keys()
     assert templates(rig) == made
@@ -196,7 +242,9 @@ def test_no_version_rolls_a_pod_or_loses_a_move(
 
 
 @pytest.mark.parametrize("major", HELM_MAJORS)
-def test_what_kubectl_has_applied_is_taken_over_when_helm_is_told_to(plane: ControlPlane, major: int) -> None:
+def test_what_kubectl_has_applied_is_taken_over_when_helm_is_told_to(
+    plane: ControlPlane, bare: None, major: int
+) -> None:
     for path in sorted((make.CHART / "files").glob("rljob.dev_*.yaml")):
         plane.apply(path.read_text())
     # As it once came without helm, under the name that the chart uses as well.
@@ -214,8 +262,6 @@ def test_what_kubectl_has_applied_is_taken_over_when_helm_is_told_to(plane: Cont
     run_helm(plane, "uninstall", RELEASE, "-n", SYSTEM, "--wait", major=major)
     for name in NAMES:
         assert crd(plane, name)["metadata"]["uid"] == uid[name]
-        plane.api.request("DELETE", f"{CRDS}/{name}")
-    eventually(lambda: not any(crd(plane, name) for name in NAMES), "the CRDs are gone")
 
 
 # --- fields ---------------------------------------------------------------------------------------------------------------
