@@ -124,6 +124,14 @@ def test_the_launcher_has_the_command_fetched_or_says_how(built: tuple[Path, dic
     assert named.stdout == "uvx --quiet --from /tmp/x.whl rljob plan x\n"
 
 
+def test_the_launcher_does_not_run_itself_for_ever(built: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    link = installed(built[0], tmp_path)
+    (link.parent / "rljob").symlink_to(link)
+    found = launch(link, "version", path=[])
+    assert found.returncode == 127
+    assert "is this launcher itself" in found.stderr
+
+
 def test_the_command_line_builds_into_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert krew.main(["--output", str(tmp_path), "--url", URL]) == 0
     assert (tmp_path / krew.file_name()).is_file()
