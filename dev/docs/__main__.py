@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from dev.docs import command_line, first_principles, metrics, planner
+from dev.docs import api, command_line, first_principles, metrics, planner
 from dev.docs.example import ROOT
 from dev.docs.page import StaleProseError, differences
 
@@ -22,6 +22,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "planner.md": planner.text,
     "cli.md": command_line.text,
     "metrics.md": metrics.text,
+    "api.md": api.text,
 }
 """Pages that are written and compared here; docs/validation.md has a module and a test of its own."""
 
