@@ -213,7 +213,8 @@ def test_what_cannot_be_planned_has_a_reason_and_a_remedy(changes: dict[str, Any
 def test_nodes_without_room_for_a_trainer_are_said() -> None:
     error = refused(tuple(Room(f"n{i}", 4) for i in range(6)))
     assert error.reason == "DoesNotFit"
-    assert "each replica whole on one node" in str(error)
+    assert "the widest has 4 free" in str(error)
+    assert "spec.trainer.gpusPerReplica: 4 or less" in str(error)
 
 
 def test_no_nodes_at_all() -> None:
