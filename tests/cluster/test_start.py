@@ -78,11 +78,11 @@ def test_a_job_larger_than_the_cluster_says_what_is_missing(rig: Rig, gpu_nodes:
     gpu_nodes(1, gpus_per_node=2, product="NVIDIA-H100-80GB-HBM3")
     rig.start_operator()
     rig.apply(job(rig.namespace))
-    found = rig.wait_condition("job", "Planned", "False", "DoesNotFit")
+    found = rig.wait_condition("job", "Planned", "False", "WiderThanANode")
     assert "trainer" in found["message"]
     assert rig.status("job")["phase"] == "Pending"
     nothing_was_created(rig)
-    eventually(lambda: any(e["reason"] == "DoesNotFit" for e in rig.events("job")), "an event says it")
+    eventually(lambda: any(e["reason"] == "WiderThanANode" for e in rig.events("job")), "an event says it")
     # Nodes come: the job starts by itself.
     gpu_nodes(1, gpus_per_node=8, product="NVIDIA-H100-80GB-HBM3")
     rig.wait_phase("job", "Running")
