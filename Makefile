@@ -11,7 +11,7 @@ FAST_TESTS := tests/unit tests/planner tests/operator
 IN_TREE := --basetemp=.pytest_tmp
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast test-pythons lint format generate dashboards screenshots bench audit sbom clean krew
+.PHONY: help setup demo test test-fast test-pythons lint format generate dashboards screenshots bench audit sbom clean krew image test-kind test-realnode
 
 help: ## Say what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | while IFS='|' read -r name text; do printf '  make %-13s %s\n' "$$name" "$$text"; done
@@ -37,6 +37,14 @@ test: setup ## Run all tests, those against the local control plane included
 
 test-fast: setup ## Run the tests that need no control plane
 	@$(BIN)/python -m pytest $(IN_TREE) $(FAST_TESTS)
+
+# Leaves with 0 and says why where there is no container engine. SPECS: what to run there, as arguments of pytest.
+test-kind: setup ## Run the cluster's tests on a kind cluster, with the image and the chart in it; needs a container engine
+	@$(BIN)/python -m dev.kind $(SPECS)
+
+# Root, and: apt-get install --no-install-recommends containerd runc containernetworking-plugins iptables buildah
+test-realnode: setup ## Run the chart's own pods on a kubelet of this machine; needs root, and changes kernel settings while it runs
+	@RLJOB_REALNODE=1 $(BIN)/python -m pytest $(IN_TREE) tests/chart/test_realnode.py
 
 test-pythons: ## Run the tests that need no control plane on every supported Python that is there
 	@for python in $(OTHER_PYTHONS); do \
@@ -89,6 +97,15 @@ audit: setup ## Look up known vulnerabilities of what the operator is made of
 	@mkdir -p dist
 	@$(BIN)/python -m dev.sbom --pins > dist/pins.txt
 	@$(BIN)/pip-audit --strict --requirement dist/pins.txt --no-deps --disable-pip --progress-spinner off
+
+COMMA := ,
+ENGINE ?= $(firstword $(foreach name,docker podman buildah,$(shell command -v $(name) 2>/dev/null)))
+IMAGE ?= rljob-operator:$(shell sed -n 's/^appVersion: *"*\([^"]*\)"*/\1/p' charts/rljob-operator/Chart.yaml)
+
+image: ## Build the operator's image; IMAGE=name:tag, ENGINE=docker|podman|buildah, BASE=another image with Python
+	@test -n "$(ENGINE)" || { echo "Building an image needs docker, podman or buildah on PATH"; exit 1; }
+	@$(ENGINE) build --file Containerfile $(if $(BASE),--build-arg BASE=$(BASE)) $(if $(PIP_CONFIG),--secret id=pip$(COMMA)src=$(PIP_CONFIG)) \
+	  --build-arg REVISION=$$(git rev-parse HEAD 2>/dev/null || echo unknown) --tag $(IMAGE) .
 
 clean: ## Remove what make has made here (the cache with the control plane stays)
 	@rm -rf $(VENV) $(VENV)-* .demo build dist .mypy_cache .ruff_cache .pytest_cache .pytest_tmp .hypothesis .import_linter_cache
