@@ -28,23 +28,26 @@ NOW = Section(
     "How good the plan is now",
     (
         Stat(
-            "Measured period, against predicted",
-            "How much longer (+) or shorter (−) the measured period is than the predicted one.",
-            [Query(ERROR)],
-            5,
-            unit="percentunit",
-            decimals=1,
-            thresholds=((None, RED), (-0.3, YELLOW), (-0.15, GREEN), (0.15, YELLOW), (0.3, RED)),
-            empty="not measured yet",
-        ),
-        Stat(
-            "Error left",
-            "Relative error of the calibrated model over the latest readings: what the operator itself says of its confidence.",
+            "Error of the model",
+            "Relative error that the calibrated model was left with when it was compared with the latest readings: what it is off by now. The "
+            "operator counts it into the doubt of every gain.",
             [Query(own("calibration_residual_ratio"))],
             5,
             unit="percentunit",
             decimals=1,
             thresholds=((None, GREEN), (0.15, YELLOW), (0.3, RED)),
+            empty="not measured yet",
+        ),
+        Stat(
+            "Measured period, against the plan",
+            "How much longer (+) or shorter (−) the measured period is than the plan's. A plan is of the steps to come, so with growing responses "
+            "it is ahead; in a job that stays as it is this is near 0.",
+            [Query(ERROR)],
+            5,
+            unit="percentunit",
+            decimals=1,
+            color=BLUE,
+            plain=True,
             empty="not measured yet",
         ),
         Stat(
@@ -118,7 +121,7 @@ PERIOD = Section(
             ),
         ),
         Graph(
-            "Error of the predicted period",
+            "Measured period, over the plan's",
             "Measured over predicted, less one. The lines are at ±15 %: beyond them a plan should be read with care. It grows between two plans "
             "of a job whose responses grow, since the older plan knew shorter ones, and falls below zero where a plan expects more growth than "
             "there is yet.",
@@ -187,8 +190,8 @@ SPEED = Section(
             empty="not measured yet",
         ),
         Graph(
-            "Error left after calibration",
-            "Relative error of the calibrated model over the latest readings. It is large while speeds or lengths change, and small in a job "
+            "Error of the model over time",
+            "Relative error of the calibrated model, compared with the latest readings. It is large while speeds or lengths change, and small in a job "
             "that stays as it is.",
             [Query(own("calibration_residual_ratio"), "residual")],
             12,
