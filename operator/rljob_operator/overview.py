@@ -106,7 +106,9 @@ class OverviewJson(_Json):
     split: SplitJson | None = Field(description="The split in force; null: there is none yet.")
     recommended: str | None = Field(description="The split that the operator would choose; null: none is known.")
     period_seconds: float | None = Field(description="Measured seconds between two policy versions.")
-    planned_period_seconds: float | None = Field(description="What the plan expects of it.")
+    planned_period_seconds: float | None = Field(
+        description="What the plan expects of the split in force; null: the plan is of another split."
+    )
     staleness_mean: float | None = Field(description="Measured mean staleness in policy versions.")
     staleness_max: float | None = Field(description="Measured largest staleness in policy versions.")
     staleness_limit: int = Field(description="spec.staleness.max.")
@@ -151,7 +153,9 @@ def overview_of(meta: Mapping[str, Any], spec: RLJobSpec, status: RLJobStatus) -
         split=_split(status),
         recommended=None if recommended is None else recommended.label(),
         period_seconds=period_s,
-        planned_period_seconds=None if plan is None else plan.period.mean,
+        planned_period_seconds=plan.period.mean
+        if plan is not None and status.split is not None and plan.split.same_shape(status.split)
+        else None,
         staleness_mean=None if seen is None else seen.staleness_mean,
         staleness_max=None if seen is None else seen.staleness_max,
         staleness_limit=spec.staleness.max,

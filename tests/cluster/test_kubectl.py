@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -129,11 +130,11 @@ def test_an_editor_looks_at_a_job_moves_it_pauses_it_and_resumes_it(rig: Rig, ed
     try:
         moved = kubectl("move", "job", "--samplers", str(target[0]), "--trainers", str(target[1]))
     finally:
-        watching.terminate()
+        watching.send_signal(signal.SIGINT)
     assert moved.returncode == 0, said(moved)
     assert f"done. Runs {target[0]}×1 samplers + {target[1]}×4 trainers" in said(moved)
     lines = watching.stdout.read()
-    watching.wait()
+    assert watching.wait(timeout=60) == 0
     assert "by hand" in lines
     assert "waits for" in lines
     settled(rig, *target)

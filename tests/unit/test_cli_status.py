@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import threading
 from collections.abc import Callable, Iterator
@@ -11,6 +12,8 @@ from typing import Any
 
 import jsonschema
 import pytest
+from rich.console import Console
+from rich.live import Live
 from typer.testing import CliRunner, Result
 
 from dev import schemas
@@ -47,7 +50,7 @@ def test_one_job_is_told_in_rows(api: RLJobApi) -> None:
     assert text.startswith("rl/math: Running, mode Auto summary Runs 12×1 samplers + 1×4 trainers")
     for words in (
         "split 12/12 samplers of 1 GPU and 1/1 trainers of 4 GPUs ready; 16 of 16 GPUs held",
-        "period 30.0 s (unknown planned)",
+        "period 30.0 s",
         "staleness mean 2.10, max 5 (at most 4, by admission)",
         "queue 3 groups wait; 512 of 640 samples in flight",
         "steps 120 of 500 (24%), about 3.17 h to go at this pace",
@@ -218,6 +221,35 @@ def test_ending_it_by_hand_is_no_failure(api: RLJobApi, monkeypatch: pytest.Monk
 
     monkeypatch.setattr("rljob_operator.cli.status._into_pipe", interrupted)
     assert run("math", "-w").exit_code == 0
+
+
+def test_wide_shows_all_decisions_that_are_kept(api: RLJobApi) -> None:
+    api.put(running(decisions=[decision("Uncertain", f"number {i}") for i in range(10)]))
+    assert run("math").stdout.count("number") == 4
+    assert run("math", "-o", "wide").stdout.count("number") == 10
+
+
+def test_a_plan_of_another_split_says_nothing_of_the_period_in_force() -> None:
+    spread = {"mean": 28.0, "p10": 27.0, "p50": 28.0, "p90": 29.0}
+    plan = {
+        "period": spread, "staleness": {"mean": 2.0, "p95": 3.0, "max": 4.0}, "runTime": {"p10": 1.0, "p50": 2.0, "p90": 3.0},
+        "bottleneck": "samplers", "placeableGpus": 16, "plannedAt": AT,
+    }  # fmt: skip
+    assert told(running(plan={**plan, "split": split()}))["period"] == "30.0 s (28.0 s planned)"
+    assert told(running(plan={**plan, "split": split(8, 2)}))["period"] == "30.0 s"
+
+
+@pytest.mark.parametrize("name", ["math", None])
+def test_what_a_terminal_shows(name: str | None) -> None:
+    from rljob_operator.cli import status as command
+
+    job = running(phase="Rebalancing", rebalance=move(waitingFor="samplers"))
+    out = io.StringIO()
+    with Live(console=Console(file=out, force_terminal=True, width=160, color_system=None), auto_refresh=False) as live:
+        command._draw(live, [], name, command.StatusOutput.TABLE, "rl")
+        command._draw(live, [overview_of(job["metadata"], *parsed(job))], name, command.StatusOutput.TABLE, "rl")
+    assert "Rebalancing" in out.getvalue()
+    assert ("[Drain]" if name else "Drain to 8×1 samplers") in out.getvalue()
 
 
 def test_a_terminal_is_drawn_anew(api: RLJobApi, monkeypatch: pytest.MonkeyPatch) -> None:

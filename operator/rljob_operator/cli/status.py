@@ -102,7 +102,7 @@ async def _once(cluster: Cluster, namespace: str | None, name: str | None, outpu
         if output in (StatusOutput.JSON, StatusOutput.YAML):
             print_data(_data(job), Output(output.value))
         else:
-            print_report(one(job, time.time()))
+            print_report(one(job, time.time(), wide=output is StatusOutput.WIDE))
         return
     found = _readable((await jobs_of(cluster, namespace))[0])
     if output in (StatusOutput.JSON, StatusOutput.YAML):
@@ -273,8 +273,9 @@ def _draw(
     found = list(jobs)
     if not found:
         live.update(Text("no RLJobs yet" if name is None else ""), refresh=True)
-    elif name is not None:
-        live.update(one(found[0], time.time()), refresh=True)
+        return
+    wide, everywhere = output is StatusOutput.WIDE, namespace is None
+    if name is not None:
+        live.update(one(found[0], time.time(), wide=wide), refresh=True)
     else:
-        wide, everywhere = output is StatusOutput.WIDE, namespace is None
         live.update(many(found, wide=wide, all_namespaces=everywhere), refresh=True)

@@ -55,7 +55,9 @@ def rows(job: OverviewJson, now_s: float | None = None) -> list[Row]:
         if job.recommended is not None and job.recommended != split.label:
             found.append(("recommended", job.recommended))
     if job.period_seconds is not None or job.planned_period_seconds is not None:
-        found.append(("period", f"{_time(job.period_seconds)} ({_time(job.planned_period_seconds)} planned)"))
+        planned = "" if job.planned_period_seconds is None else f" ({seconds(job.planned_period_seconds)} planned)"
+        measured = "not measured yet" if job.period_seconds is None else seconds(job.period_seconds)
+        found.append(("period", f"{measured}{planned}"))
     if job.staleness_mean is not None:
         most = "?" if job.staleness_max is None else f"{job.staleness_max:g}"
         limit = f"at most {job.staleness_limit}, by {job.bound.value}"
@@ -84,7 +86,7 @@ def decisions(job: OverviewJson, now_s: float | None = None, most: int = DECISIO
     """The last decisions, the newest first."""
     return [
         (d.code + (f" ×{d.count}" if d.count > 1 else ""), f"{_when(d.at, now_s)}: {d.message}")
-        for d in reversed(job.decisions[-most:])
+        for d in list(reversed(job.decisions))[:most]
     ]
 
 
@@ -114,12 +116,8 @@ def _when(at: str, now_s: float | None) -> str:
     return f"{seconds(max(0.0, now_s - epoch_s(at)))} ago"
 
 
-def _time(value: float | None) -> str:
-    return "unknown" if value is None else seconds(value)
-
-
-def one(job: OverviewJson, now_s: float) -> RenderableType:
-    """One job for people."""
+def one(job: OverviewJson, now_s: float, *, wide: bool = False) -> RenderableType:
+    """One job for people; ``wide`` with all decisions that are kept."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -130,7 +128,7 @@ def one(job: OverviewJson, now_s: float) -> RenderableType:
     for name, text in rows(job, now_s)[1:]:
         table.add_row(Text(name, style="red" if name.startswith("!") else ""), Text(text))
     parts: list[RenderableType] = [Text(title(job), style=f"bold {_STYLES.get(job.phase, '')}".strip()), table]
-    last = decisions(job, now_s)
+    last = decisions(job, now_s, most=len(job.decisions) if wide else DECISIONS)
     if last:
         table = Table("Decision", "", box=None, padding=(0, 2, 0, 0), title_justify="left")
         for name, text in last:
