@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dev.dashboards.board import Board, Section
-from dev.dashboards.job import JOB_VARIABLES, MEAN, MEASURED, MOVE_MARKS, PREDICTED, by, own
+from dev.dashboards.job_queries import JOB_VARIABLES, MEAN, MEASURED, MOVE_MARKS, PREDICTED, by, own
 from dev.dashboards.panels import (
     BLUE,
     GREEN,
@@ -245,7 +245,7 @@ ALL = Section(
     "All jobs",
     (
         Graph(
-            "Error of the predicted period, all jobs",
+            "Measured period, over the plan's, all jobs",
             "Measured over predicted, less one, of every job. One job that is off has a spec that does not describe it; all jobs off mean "
             "that the accelerator's defaults are.",
             [

@@ -17,7 +17,7 @@ from dev.dashboards import words
 from dev.dashboards.__main__ import BOARDS, outdated, path_of
 from dev.dashboards.queries import Filling, asked
 from dev.dashboards.record import FILE, load
-from dev.dashboards.render import digest_of, digests, payload, picture_of
+from dev.dashboards.render import RenderError, digest_of, digests, payload, picture_of
 from dev.kubetools import HELM_MAJORS, helm
 from rljob_operator.metrics import OperatorMetrics
 from rljob_planner.api.status import DecisionCode, MovePhase, Phase
@@ -90,6 +90,35 @@ def test_queries_use_no_variable_that_there_is_not_and_legends_no_label(name: st
                 assert re.search(rf"by \([^)]*\b{label}\b", target["expr"]), panel["title"]
         if panel["type"] != "table" and len(panel["targets"]) > 1:
             assert all(target["legendFormat"] for target in panel["targets"]), panel["title"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_coloured_by_name_has_that_name_in_the_panel(name: str) -> None:
+    states = {each.value for kind in (DecisionCode, MovePhase, Phase) for each in kind}
+    for panel in panels(name):
+        called = {target["legendFormat"] for target in panel["targets"]}
+        for transformation in panel.get("transformations", ()):
+            called |= set(transformation["options"].get("renameByName", {}).values())
+        # Labels of which the values are known: sides of a split, outcomes and kinds of a move, states, HTTP statuses.
+        values = {
+            "samplers",
+            "trainers",
+            "predicted",
+            "measured",
+            "Committed",
+            "RolledBack",
+            "200",
+            "404",
+            "409",
+            "429",
+        }
+        shown = {re.sub(r"{{\w+}}", value, each) for each in called for value in values | states}
+        for override in panel["fieldConfig"]["overrides"]:
+            pattern = override["matcher"]["options"]
+            if override["matcher"]["id"] == "byRegexp":
+                assert any(re.search(pattern.strip("/"), each) for each in shown | called), (panel["title"], pattern)
+            else:
+                assert pattern in shown, (panel["title"], pattern)
 
 
 def test_dashboards_lead_to_each_other() -> None:
@@ -200,6 +229,14 @@ def test_every_panel_of_a_picture_has_data(name: str) -> None:
     assert FILE.stat().st_size < 1_000_000
     with gzip.open(FILE) as file:
         assert file.read(1) == b"{"
+
+
+def test_a_query_that_was_not_recorded_can_not_be_drawn() -> None:
+    recorded = load()
+    expr = next(iter(asked(dashboard("job")))).expr
+    del recorded["answers"][expr]
+    with pytest.raises(RenderError, match="record a run with"):
+        payload("job", recorded)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -158,6 +158,14 @@ def test_what_later_decisions_push_out_of_the_status_stays_told(metrics: Operato
     assert [move["reason"] for move in moves_told(metrics)] == [WHY]
 
 
+def test_a_job_costs_a_scrape_few_series(metrics: OperatorMetrics) -> None:
+    before = len(generate_latest(metrics.registry).decode().splitlines())
+    for name in ("math", "code"):
+        for phase in (Phase.STARTING, Phase.RUNNING):
+            metrics.reported("team", name, spec(), running(phase=phase, decisions=(START, END)))
+    assert (len(generate_latest(metrics.registry).decode().splitlines()) - before) / 2 < 30
+
+
 def test_a_deleted_job_leaves_nothing(metrics: OperatorMetrics) -> None:
     for name in ("math", "code"):
         metrics.reported("team", name, spec(), running(decisions=(START, END)))
