@@ -270,7 +270,10 @@ class Stat(Panel):
 
     def options(self) -> Json:
         """Options of the kind."""
+        # Left to itself, a short name would fill the panel to its edges.
+        text = {"text": {"valueSize": 32}} if self.names else {}
         return {
+            **text,
             "reduceOptions": {"values": False, "calcs": ["lastNotNull"], "fields": ""},
             "colorMode": "value" if self.plain else "background_solid",
             "graphMode": "none",

@@ -87,6 +87,7 @@ export function Stats({ panel, frames, width, height }) {
             colorMode={panel.options.colorMode === 'value' ? BigValueColorMode.Value : BigValueColorMode.BackgroundSolid}
             graphMode={BigValueGraphMode.None}
             justifyMode={BigValueJustifyMode.Center}
+            text={panel.options.text}
             textMode={
               { name: BigValueTextMode.Name, value: BigValueTextMode.Value, value_and_name: BigValueTextMode.ValueAndName }[
                 panel.options.textMode
