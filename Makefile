@@ -11,7 +11,7 @@ FAST_TESTS := tests/unit tests/planner tests/operator
 IN_TREE := --basetemp=.pytest_tmp
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast test-pythons lint format generate dashboards screenshots bench audit sbom clean krew image test-kind test-realnode
+.PHONY: help setup demo test test-fast test-pythons lint format generate dashboards screenshots site bench audit sbom clean krew image test-kind test-realnode
 
 help: ## Say what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | while IFS='|' read -r name text; do printf '  make %-13s %s\n' "$$name" "$$text"; done
@@ -80,6 +80,10 @@ dashboards: setup ## Write the Grafana dashboards of the chart, and what docs/da
 screenshots: dashboards ## Draw the dashboards for the docs with Grafana's components; needs Node.js and Chromium
 	@$(BIN)/python -m dev.dashboards.render
 
+site: setup ## Build the documentation as a site into site/; SITE_REPO_URL=https://… says where the repository lies
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet --site-dir site
+	@echo site/index.html
+
 bench: setup ## Measure the speed of the planner, beside the plain simulator in the same run
 	@$(BIN)/python -m dev.bench.planner
 
@@ -108,5 +112,5 @@ image: ## Build the operator's image; IMAGE=name:tag, ENGINE=docker|podman|build
 	  --build-arg REVISION=$$(git rev-parse HEAD 2>/dev/null || echo unknown) --tag $(IMAGE) .
 
 clean: ## Remove what make has made here (the cache with the control plane stays)
-	@rm -rf $(VENV) $(VENV)-* .demo build dist .mypy_cache .ruff_cache .pytest_cache .pytest_tmp .hypothesis .import_linter_cache
+	@rm -rf $(VENV) $(VENV)-* .demo build dist site .mypy_cache .ruff_cache .pytest_cache .pytest_tmp .hypothesis .import_linter_cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
