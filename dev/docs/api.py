@@ -210,14 +210,12 @@ def _limits(schema: Schema) -> str:
     if values:
         told.append(", ".join(f"`{value}`" for value in values))
     low, high = schema.get("minimum"), schema.get("maximum")
-    if low is not None or high is not None:
-        told.append(
-            f"{_short(low)} to {_short(high)}"
-            if low is not None and high is not None
-            else f"≥ {_short(low)}"
-            if high is None
-            else f"≤ {_short(high)}"
-        )
+    if low is not None and high is not None:
+        told.append(f"{_short(low)} to {_short(high)}")
+    elif low is not None:
+        told.append(f"≥ {_short(low)}")
+    elif high is not None:
+        told.append(f"≤ {_short(high)}")
     return "; ".join(told)
 
 
