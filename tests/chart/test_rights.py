@@ -47,7 +47,9 @@ def test_the_operator_used_every_right_that_it_has(audited: Audited, planes: lis
     rights = frozenset[Right]().union(*(plane.rights for plane in planes))
     judged = Judgement.of(rights, [request for plane in planes for request in plane.requests])
     unused = [str(right) for right in judged.unused if right not in WITHOUT_USE]
-    assert unused == [], "take these out of the chart's roles, or say in WITHOUT_USE why they are there"
+    assert unused == [], (
+        f"unused: {', '.join(unused)}: take them out of the chart's roles, or say in WITHOUT_USE why they stay"
+    )
     # A conflict may well have made use of one of these; that it is granted no more is what would make the table lie.
     gone = [str(right) for right in WITHOUT_USE if right not in rights]
     assert gone == [], "these are granted no more: take them out of WITHOUT_USE"
