@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -49,6 +50,9 @@ SHARED_FOLDERS = (
 )
 """Folders that they write to wherever they are told to keep their own; deepest first."""
 
+SHIMS = Path("/run/containerd")
+"""Where the shims of every containerd keep their sockets."""
+
 _FORWARD = (["-i", BRIDGE, "!", "-o", BRIDGE, "-j", "REJECT"], ["!", "-i", BRIDGE, "-o", BRIDGE, "-j", "REJECT"])
 """Nothing of the pods' leaves by another interface, and nothing from there gets in: what runs here needs no other network."""
 
@@ -79,7 +83,7 @@ def prepare(folder: Path) -> None:
     before = {
         "settings": settings(),
         "namespaces": sorted(_network_namespaces()),
-        "folders": [name for name in SHARED_FOLDERS if Path(name).is_dir()],
+        "folders": [name for name in (*SHARED_FOLDERS, str(SHIMS)) if Path(name).is_dir()],
     }
     (folder / "before.json").write_text(json.dumps(before, indent=1), encoding="utf-8")
     _run("ip", "link", "add", BRIDGE, "type", "bridge")
@@ -127,6 +131,8 @@ def _remove_files(folder: Path, kept: list[str]) -> None:
         container = result.name.removeprefix(f"{NETWORK}-").removesuffix("-eth0")
         result.unlink()
         result.with_name(f"cni-loopback-{container}-lo").unlink(missing_ok=True)
+    if str(SHIMS) not in kept:
+        shutil.rmtree(SHIMS, ignore_errors=True)
     if "/var/lib/kubelet" not in kept:
         Path("/var/lib/kubelet/device-plugins/kubelet.sock").unlink(missing_ok=True)
     for name in SHARED_FOLDERS:

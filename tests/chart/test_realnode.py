@@ -35,7 +35,7 @@ def _reason() -> str | None:
     return missing()
 
 
-pytestmark = [pytest.mark.realnode, pytest.mark.skipif(bool(_reason()), reason=str(_reason()))]
+pytestmark = [pytest.mark.cluster, pytest.mark.realnode, pytest.mark.skipif(bool(_reason()), reason=str(_reason()))]
 
 
 def rules() -> str:
