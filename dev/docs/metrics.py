@@ -99,7 +99,7 @@ VLLM = {
 READERS = (
     ("decisions", ("answers.py", "questions.py", "exposition.py")),
     ("`rljob diagnose`", ("evidence.py", "recordings.py")),
-    ("`rljob profile`", ("profile.py",)),
+    ("`rljob calibrate --url`", ("profile.py",)),
 )
 """Who reads metrics of vLLM, and in which modules."""
 

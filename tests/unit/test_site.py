@@ -93,6 +93,34 @@ def test_blocks_of_yaml_on_the_pages_are_yaml() -> None:
             list(yaml.safe_load_all(block))
 
 
+def test_every_value_that_a_page_sets_is_one_of_the_chart() -> None:
+    values = yaml.safe_load((ROOT / "charts" / "rljob-operator" / "values.yaml").read_text(encoding="utf-8"))
+    set_anywhere = set()
+    for page in PAGES:
+        for name in re.findall(r"--set(?:-string)?[ =]'?([A-Za-z][\w.]*)[=\[]", page.read_text(encoding="utf-8")):
+            found = values
+            for key in name.split("."):
+                # An empty map of the defaults, such as additionalLabels, takes any key.
+                found = found.get(key) if isinstance(found, dict) and (found or key not in found) else {}
+                assert found is not None or "additionalLabels" in name, f"{page.name} sets {name}"
+                if found is None:
+                    break
+            set_anywhere.add(name)
+    assert {"image.repository", "prometheus.url"} <= set_anywhere
+
+
+def test_every_make_target_and_every_command_that_a_page_names_is_there() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = set(re.findall(r"^([a-z][a-z-]*):", makefile, re.MULTILINE))
+    commands = set(re.findall(r"^- \[`rljob ([a-z]+)", (DOCS / "cli.md").read_text(encoding="utf-8"), re.MULTILINE))
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        code = "\n".join(_FENCED.findall(text) + re.findall(r"`[^`\n]+`", text))
+        assert set(re.findall(r"(?<![\w.-])make ([a-z][a-z-]*)\b", code)) <= targets, page.name
+        named = set(re.findall(r"(?:^|[`$] ?|kubectl )rljob ([a-z]+)\b", code, re.MULTILINE))
+        assert named <= commands, page.name
+
+
 def test_what_the_comparison_says_of_the_drift_bench_is_what_its_table_shows() -> None:
     table = re.findall(
         r"^\| ([\w.-]+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \| ", (DOCS / "drift.md").read_text(), re.M
