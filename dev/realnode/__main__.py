@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from dev.controlplane import ControlPlane, paths
+from dev.controlplane import ControlPlane
 from dev.installed import RELEASE, SYSTEM, install
 from dev.realnode import RealNode, missing
 from dev.realnode.image import stored
@@ -33,9 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {reason}", file=sys.stderr)
         return 1
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    paths.cache_dir().mkdir(parents=True, exist_ok=True)
     try:
-        with tempfile.TemporaryDirectory(dir=paths.cache_dir(), prefix="image-") as scratch:
+        with tempfile.TemporaryDirectory(prefix="rljob-image-") as scratch:
             print("building the image", flush=True)
             archive = stored(Path(scratch, "build"), f"{IMAGE}:{TAG}", Path(scratch, "image.tar"))
             with ControlPlane.start(log=print) as plane, RealNode.start(plane, images=[archive]):

@@ -47,6 +47,7 @@ SHARED_FOLDERS = (
     "/var/log/pods",
     "/var/lib/kubelet/device-plugins",
     "/var/lib/kubelet",
+    "/run/netns",
 )
 """Folders that they write to wherever they are told to keep their own; deepest first."""
 
