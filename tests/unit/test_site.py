@@ -121,6 +121,31 @@ def test_every_make_target_and_every_command_that_a_page_names_is_there() -> Non
         assert named <= commands, page.name
 
 
+def test_the_quickstart_shows_what_a_plan_prints_today() -> None:
+    text = (DOCS / "quickstart.md").read_text(encoding="utf-8")
+    block = re.search(r"^```console\n\$ rljob (plan .*)\n((?:.*\n)*?)```", text, re.MULTILINE)
+    assert block is not None
+    done = subprocess.run(
+        [sys.executable, "-c", "from rljob_operator.cli import main; main()", *block[1].split()],
+        cwd=ROOT,
+        env={**os.environ, "COLUMNS": "120"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    # docs/planner.md is held to the numbers; here it is enough that each line is one that is printed, and the split the same.
+    printed = {_without_digits(line) for line in done.stdout.splitlines()}
+    shown = [line for line in block[2].splitlines() if line != "…"]
+    assert [line for line in shown if _without_digits(line) not in printed] == []
+    assert next(line for line in shown if line.startswith("Split")).rstrip() in {
+        line.rstrip() for line in done.stdout.splitlines()
+    }
+
+
+def _without_digits(line: str) -> str:
+    return " ".join(re.sub(r"[\d.,]+", "#", line).split())
+
+
 def test_what_the_comparison_says_of_the_drift_bench_is_what_its_table_shows() -> None:
     table = re.findall(
         r"^\| ([\w.-]+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \| ", (DOCS / "drift.md").read_text(), re.M
