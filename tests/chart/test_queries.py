@@ -14,6 +14,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
@@ -33,15 +34,9 @@ pytestmark = pytest.mark.cluster
 
 NAMESPACE, JOB = "team", "job"
 
-BEST, SETTLES = "no other split is better once the move is made", "it is known once the new split has settled"
-QUIET = {
-    "Gain of another split A": BEST,
-    "Gain, predicted and measured A": BEST,
-    "Gain that each job could have A": BEST,
-    "All jobs J": BEST,
-    "Phases of a move A": "no move is under way",
-}
-"""Queries that are rightly empty at the end of the run, though not during it, with the reason."""
+SETTLES = "it is known once the new split has settled"
+QUIET = {"Phases of a move A": "no move is under way before the move, nor after it"}
+"""Queries that are rightly empty at both moments, though not between them, with the reason."""
 
 LATER = {
     "Measured gain A": SETTLES,
@@ -68,8 +63,8 @@ class World:
     prometheus: Prometheus
     since_s: float
     """When the job began to run, in seconds since the epoch."""
-    at_s: float
-    """A moment after the move at which everything of the job was known: a later move would make it unknown for a while."""
+    moments_s: tuple[float, ...]
+    """When everything of the job was measured, when another split was better, and when the move to it had ended."""
 
     def ask(self, path: str, **parameters: Any) -> Any:
         url = f"{self.prometheus.url}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
@@ -82,9 +77,8 @@ class World:
         return found
 
     def then(self, expr: str) -> list[Json]:
-        """What a query answers of the moment after the move."""
-        found: list[Json] = self.ask("query", query=expr, time=self.at_s)["result"]
-        return found
+        """What a query answers of those moments: no one has all, since in a move and for a while after it readings are unknown."""
+        return [series for at_s in self.moments_s for series in self.ask("query", query=expr, time=at_s)["result"]]
 
     def selectors(self, expr: str) -> Iterator[str]:
         """What a query selects, as Prometheus itself reads it."""
@@ -120,21 +114,23 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
             prometheus = rig.start_prometheus(scrapes=scrapes, rule_files=[rules])
             rig.start_operator(RLJOB_OPERATOR_METRICS_PORT=str(port))
             rig.apply(drifting_job(NAMESPACE))
-            rig.start_emulator(JOB, emulation())
+            # Responses are from the start as long as those of the drifting job become: the first split is soon seen to be wrong.
+            truth = emulation()
+            truth["lengths"]["trace"] = [[0, truth["lengths"]["trace"][-1][1]]]
+            rig.start_emulator(JOB, truth)
             rig.wait_phase(JOB, "Running")
             since_s = time.time()
 
-            moved = 'rljob_operator_last_move_info{outcome="Committed"}'
-            measured = (
-                "observed_period_seconds",
-                "observed_response_tokens",
-                'observed_staleness_versions{stat="max"}',
-            )
-            ready = " and on () ".join([moved, *(f"rljob_operator_{each}" for each in measured)])
-            found = eventually(
-                lambda: prometheus.query(ready), "a move, and readings after it", timeout_s=240, every_s=0.5
-            )
-            yield World(prometheus, since_s, at_s=float(found[0]["value"][0]))
+            kinds = ("observed_period_seconds", "observed_response_tokens", 'observed_staleness_versions{stat="max"}')
+            measured = " and on () ".join(f"rljob_operator_{kind}" for kind in kinds)
+            # Long enough ago to be seen by a query with a point every second.
+            moved = 'count_over_time(rljob_operator_last_move_info{outcome="Committed"}[10s]) >= 3'
+            moments = []
+            wished = "rljob_operator_predicted_gain_ratio"
+            for what, query in (("everything is measured", measured), ("a better split", wished), ("a move", moved)):
+                found = eventually(partial(prometheus.query, query), what, timeout_s=240, every_s=0.5)
+                moments.append(float(found[0]["value"][0]))
+            yield World(prometheus, since_s, tuple(moments))
         finally:
             rig.close()
 
