@@ -105,7 +105,10 @@ class Actions:
                     self._alike[kind, name] = pair
                     continue
                 wished = change.desired
-                if change.edited:
+                # What somebody did to running pods is undone at once; a record that he has spoilt is no reason to roll them now.
+                if any(path.startswith("spec.") for path in change.edited) or (
+                    change.edited and not (hold_templates and change.rolls)
+                ):
                     edits.append(f"{kind} {name}: {', '.join(change.edited)}")
                 elif hold_templates and change.rolls:
                     held.append(f"{kind} {name}")

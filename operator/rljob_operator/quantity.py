@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-_PATTERN = re.compile(r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+))(?:([eE][+-]?[0-9]+)|([a-zA-Z]*))")
+# Bounded, since a number of a billion digits is written in ten characters: nobody may make the operator work it out.
+_PATTERN = re.compile(r"([+-]?(?:[0-9]{1,99}\.?[0-9]{0,99}|\.[0-9]{1,99}))(?:([eE][+-]?[0-9]{1,3})|([a-zA-Z]*))")
 _SUFFIX: dict[str, Fraction] = {
     "": Fraction(1),
     "n": Fraction(1, 10**9),
@@ -48,7 +49,7 @@ def quantity(value: object) -> Fraction:
 def whole(value: object) -> int:
     """A quantity of GPUs, which are only handed out whole; raises QuantityError for a fraction or a negative number."""
     # All but odd ones look like this, and an inventory reads one for every pod of the cluster.
-    if isinstance(value, str) and value.isascii() and value.isdigit():
+    if isinstance(value, str) and len(value) < 20 and value.isascii() and value.isdigit():
         return int(value)
     number = quantity(value)
     if number.denominator != 1 or number < 0:

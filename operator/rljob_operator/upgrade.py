@@ -10,6 +10,12 @@ workload without pods takes it too, since nothing can roll there: suspending and
 The record, and not the live template, is what is kept: a live template may have been edited, and an edit of a template that an older version made
 is still found and undone (``drift``). Server-side apply owns what it applies, so applying the record again changes no field and no owner.
 
+The record is an annotation, so whoever may edit the workload can write another one, and it is read with that in mind. A seal beside the digest
+is made of both: a record that does not go with its seal was edited, which is reported, and the template of this version is applied. The seal is
+no secret. Whoever makes one for a record of his own has his template applied, as if he had made a Deployment, until the RLJob's is changed
+the next time; so what budget, plan and selector count on is asked of every record: GPUs, gate and labels. Whatever does not fit, or can't even be
+compared, is no record, and nothing in it can end a pass.
+
 Two kinds of workloads have no record to keep. Those of the version before there were records have the template that this version makes
 as well, which a test holds fast, so that giving them the annotations rolls nothing, unless the user changed the spec meanwhile. No likeness
 short of that is taken for the user's part: a field that the user has just removed looks there like an addition of an older version. And
@@ -23,7 +29,6 @@ template of the newer version.
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import json
 import zlib
@@ -35,12 +40,12 @@ from typing import Any
 from rljob_operator import queueing
 from rljob_operator.drift import APPLIED_ANNOTATION, edited_fields, stamped, workload_differs
 from rljob_operator.eligibility import nodes_of, template_of
-from rljob_operator.gate import GATE, SAMPLER, TRAINER
+from rljob_operator.gate import GATE, SAMPLER, TRAINER, pod_gpus
 from rljob_planner.api.spec import RLJob
 from rljob_planner.split import Split
 
 DIGEST_ANNOTATION = "rljob.dev/template-digest"
-"""Annotation of a workload: the digest of the user's part of its pod template."""
+"""Annotation of a workload: the digest of the user's part of its pod template, a dot, and the seal of digest and record."""
 
 RECORD_ANNOTATION = "rljob.dev/template"
 """Annotation of a workload: its pod template as it was applied; JSON, deflated, in base64."""
@@ -54,6 +59,17 @@ LARGEST_RECORD_BYTES = 131_072
 
 _LARGEST_TEMPLATE_BYTES = 4_194_304
 """More than an object may have in etcd; whatever inflates to more is no record of ours."""
+
+_DEEPEST = 64
+"""Levels of a record's JSON: several times those of a pod, and few enough for everything that walks through it."""
+
+_LARGEST_KEPT_CHARS = 65_536
+"""Longer templates are packed again each time: their number is the authors' to choose, and memory is shared."""
+
+_UNFIT = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+"""What comes of treating any JSON as a pod template."""
+
+_OWN_LABELS = "rljob.dev/"
 
 Json = dict[str, Any]
 
@@ -107,25 +123,37 @@ def recorded(workload: Mapping[str, Any], role: str, part: Mapping[str, Any]) ->
     where the user has added it.
     """
     template = workload["spec"]["template"]
-    own = {DIGEST_ANNOTATION: _digest({**part, "epoch": TEMPLATE_EPOCHS[role]})}
-    record = _record(template)
-    if len(record) <= LARGEST_RECORD_BYTES:
+    record: str | None = _record(template)
+    if record is not None and len(record) > LARGEST_RECORD_BYTES:
+        record = None
+    own = {DIGEST_ANNOTATION: sealed(_digest({**part, "epoch": TEMPLATE_EPOCHS[role]}), record)}
+    if record is not None:
         own[RECORD_ANNOTATION] = record
     metadata = workload["metadata"]
     return {**workload, "metadata": {**metadata, "annotations": {**(metadata.get("annotations") or {}), **own}}}
+
+
+def sealed(digest: str, record: str | None) -> str:
+    """The digest of a user's part with the seal of it and of the record, None for a template that is not recorded."""
+    return f"{digest}.{hashlib.sha256(f'{digest} {record or str()}'.encode()).hexdigest()[:16]}"
 
 
 def change(live: Mapping[str, Any], desired: Json) -> Change:
     """What makes a child that is there what it should be; ``desired`` is what this version would make from nothing."""
     keeping = _keeping(live, desired)
     edited = tuple(path for path in edited_fields(live, keeping) if path not in _OWN_PATHS)
+    if _is_forged(live):
+        edited = (*edited, _RECORD_PATH)
     if (live.get("spec") or {}).get("replicas") == 0:
         keeping = desired
     differing = workload_differs(live, keeping)
     digest = _annotation(live, DIGEST_ANNOTATION)
-    rolls = any(path.startswith("spec.template") for path in differing) or (
-        digest is not None and digest != _annotation(desired, DIGEST_ANNOTATION)
+    # What is applied in place of another template removes fields, which a comparison does not show.
+    other = digest is not None and (
+        _part(digest) != _part(_annotation(desired, DIGEST_ANNOTATION))
+        or (_RECORD_PATH in edited and digest != _annotation(keeping, DIGEST_ANNOTATION))
     )
+    rolls = other or any(path.startswith("spec.template") for path in differing)
     return Change(keeping, differing, edited, rolls)
 
 
@@ -137,16 +165,39 @@ def identity(desired: Mapping[str, Any]) -> str:
 _OWN_PATHS = tuple(f"metadata.annotations.{name}" for name in (DIGEST_ANNOTATION, RECORD_ANNOTATION))
 """A version without records leaves them out, and whoever takes them off has changed nothing that runs: written again without a word."""
 
+_RECORD_PATH = _OWN_PATHS[1]
+
+
+def _is_forged(live: Mapping[str, Any]) -> bool:
+    """Whether somebody else has changed the digest or the record. To take both off is what a version without them does."""
+    digest = _annotation(live, DIGEST_ANNOTATION)
+    return digest is not None and digest != sealed(_part(digest), _annotation(live, RECORD_ANNOTATION))
+
+
+def _part(digest: str | None) -> str:
+    return (digest or "").partition(".")[0]
+
 
 def _keeping(live: Mapping[str, Any], desired: Json) -> Json:
+    """The desired state with the recorded template, or as it is if there is none to keep; raises nothing, whatever the record holds."""
     digest, record = _annotation(live, DIGEST_ANNOTATION), _annotation(live, RECORD_ANNOTATION)
-    if record is None or digest is None or digest != _annotation(desired, DIGEST_ANNOTATION):
+    if record is None or digest is None or _part(digest) != _part(_annotation(desired, DIGEST_ANNOTATION)):
         return desired
-    wished = desired["spec"]["template"]
-    template = _template(record)
-    if template is None or _text(template) == _text(wished) or not _fits(template, desired):
+    if _is_forged(live):
         return desired
-    kept = {DIGEST_ANNOTATION: digest, RECORD_ANNOTATION: record}
+    try:
+        template = _template(record)
+        if template is None or _text(template) == _text(desired["spec"]["template"]) or not _fits(template, desired):
+            return desired
+        made = _with_template(desired, template, {DIGEST_ANNOTATION: digest, RECORD_ANNOTATION: record})
+        # Whoever is given this compares it again: what can't be compared is found out here.
+        workload_differs(live, made)
+    except _UNFIT:
+        return desired
+    return made
+
+
+def _with_template(desired: Json, template: Json, kept: Mapping[str, str]) -> Json:
     metadata = desired["metadata"]
     others = {k: v for k, v in metadata["annotations"].items() if k not in {APPLIED_ANNOTATION, *kept}}
     bare = {key: value for key, value in metadata.items() if key != "annotations"}
@@ -157,20 +208,34 @@ def _keeping(live: Mapping[str, Any], desired: Json) -> Json:
 
 
 def _fits(template: Mapping[str, Any], desired: Mapping[str, Any]) -> bool:
-    """Whether the workload may have a recorded template: one that its selector finds, and gated if its pods must be.
+    """Whether the workload may have a recorded template: one that its selector finds, gated if its pods must be, and of as many GPUs.
 
-    What was written by hand is refused here, and not by the API server or, worse, by a budget that is exceeded.
+    What was written by hand is refused here, and not by the API server or, worse, by a budget that is exceeded. Raises one of ``_UNFIT``
+    for what is no pod template.
     """
     spec = desired["spec"]
-    gated = {"name": GATE} in (spec["template"]["spec"].get("schedulingGates") or ())
+    wished = spec["template"]
+    gated = {"name": GATE} in (wished["spec"].get("schedulingGates") or ())
     least = {
         "metadata": {"labels": spec["selector"]["matchLabels"]},
         "spec": {"schedulingGates": [{"name": GATE}] if gated else []},
     }
-    try:
-        return bool(template["spec"]["containers"]) and not workload_differs(template, least)
-    except (AttributeError, KeyError, TypeError):
+    if not template["spec"]["containers"] or workload_differs(template, least):
         return False
+    own, labels = wished["metadata"]["labels"], template["metadata"]["labels"]
+    # A label that another version adds is its own affair; one that both have is how pods are found and counted.
+    if any(labels[key] != own[key] for key in labels.keys() & own.keys() if key.startswith(_OWN_LABELS)):
+        return False
+    devices = _devices(template) | _devices(wished)
+    return all(pod_gpus(template, each) == pod_gpus(wished, each) for each in devices)
+
+
+def _devices(template: Mapping[str, Any]) -> set[str]:
+    """The extended resources that a pod asks for, GPUs under whatever name among them."""
+    spec = template["spec"]
+    asking = [c.get("resources") or {} for kind in ("containers", "initContainers") for c in spec.get(kind) or ()]
+    named = [resources.get(kind) or {} for resources in asking for kind in ("requests", "limits")]
+    return {str(name) for each in (*named, spec.get("overhead") or {}) for name in each if "/" in name}
 
 
 def _fleet_part(job: RLJob, role: str, gpus: int) -> Json:
@@ -190,12 +255,17 @@ def _grace_is_free(template: Mapping[str, Any]) -> bool:
 
 
 def _record(template: Mapping[str, Any]) -> str:
-    return _packed(_text(template))
+    text = _text(template)
+    return _packed(text) if len(text) <= _LARGEST_KEPT_CHARS else _pack(text)
 
 
 @lru_cache(maxsize=512)
 def _packed(text: str) -> str:
     """Kept, since each pass over a job asks for the same again."""
+    return _pack(text)
+
+
+def _pack(text: str) -> str:
     return base64.b64encode(zlib.compress(text.encode())).decode()
 
 
@@ -204,9 +274,16 @@ def _template(record: str) -> Json | None:
     try:
         inflating = zlib.decompressobj()
         found = json.loads(inflating.decompress(base64.b64decode(record, validate=True), _LARGEST_TEMPLATE_BYTES))
-    except (ValueError, binascii.Error, zlib.error):
+    except (ValueError, RecursionError, zlib.error):
         return None
-    return found if isinstance(found, dict) else None
+    return found if isinstance(found, dict) and _is_shallow(found, _DEEPEST) else None
+
+
+def _is_shallow(value: Any, levels: int) -> bool:
+    if not isinstance(value, dict | list):
+        return True
+    inner = value.values() if isinstance(value, dict) else value
+    return levels > 0 and all(_is_shallow(each, levels - 1) for each in inner)
 
 
 def _digest(part: Mapping[str, Any]) -> str:

@@ -190,7 +190,7 @@ def test_what_does_not_go_into_pods_changes_no_digest() -> None:
 def test_digests_are_the_same_for_ever() -> None:
     """A version in which these change rolls the pods of all running jobs: that is what TEMPLATE_EPOCHS is for."""
     found = {
-        each["metadata"]["name"]: each["metadata"]["annotations"][DIGEST_ANNOTATION]
+        each["metadata"]["name"]: each["metadata"]["annotations"][DIGEST_ANNOTATION].partition(".")[0]
         for name in NAMES
         for each in made(raw(name))
     }
@@ -282,16 +282,160 @@ def test_a_record_that_no_version_wrote_is_not_kept(record: str) -> None:
         assert change(live, desired).desired == desired
 
 
-def test_a_record_without_the_gate_is_not_kept() -> None:
+def forged(live: Json, template: Json | str, *, seal: bool = True) -> Json:
+    """A workload whose record somebody has replaced; with its seal if he knows how that is made."""
+    found = copy.deepcopy(live)
+    record = template if isinstance(template, str) else upgrade._record(template)
+    own = found["metadata"]["annotations"]
+    own[RECORD_ANNOTATION] = record
+    if seal:
+        own[DIGEST_ANNOTATION] = upgrade.sealed(own[DIGEST_ANNOTATION].partition(".")[0], record)
+    return found
+
+
+def nested(levels: int) -> Json:
+    found: Json = {}
+    for _ in range(levels):
+        found = {"a": found}
+    return found
+
+
+RESOURCE = "nvidia.com/gpu"
+
+
+def no_gate(template: Json) -> None:
+    template["spec"]["schedulingGates"] = []
+
+
+def more_gpus(template: Json) -> None:
+    template["spec"]["containers"][0]["resources"] = {"limits": {RESOURCE: "8"}, "requests": {RESOURCE: "8"}}
+
+
+def no_gpus(template: Json) -> None:
+    del template["spec"]["containers"][0]["resources"]
+
+
+def gpus_of_another_kind(template: Json) -> None:
+    template["spec"]["containers"][0]["resources"]["limits"]["example.com/gpu"] = "1"
+
+
+def gpus_in_passing(template: Json) -> None:
+    template["spec"]["initContainers"] = [{"name": "first", "resources": {"limits": {RESOURCE: "8"}}}]
+
+
+def endless_gpus(template: Json) -> None:
+    template["spec"]["containers"][0]["resources"] = {"limits": {RESOURCE: "1e999999999"}}
+
+
+def endless_cpus(template: Json) -> None:
+    template["spec"]["containers"][0]["resources"]["limits"]["cpu"] = "1e999999999"
+
+
+def another_role(template: Json) -> None:
+    template["metadata"]["labels"]["rljob.dev/role"] = "driver"
+
+
+def another_name(template: Json) -> None:
+    template["metadata"]["labels"]["rljob.dev/name"] = "other"
+
+
+def labels_that_are_none(template: Json) -> None:
+    template["metadata"]["labels"] = 5
+
+
+def a_container_that_is_none(template: Json) -> None:
+    template["spec"]["containers"] = [1]
+
+
+def resources_that_are_none(template: Json) -> None:
+    template["spec"]["containers"][0]["resources"] = [1]
+
+
+def deep(template: Json) -> None:
+    template["spec"]["affinity"] = nested(600)
+
+
+UNFIT: list[Callable[[Json], None]] = [
+    no_gate,
+    more_gpus,
+    no_gpus,
+    gpus_of_another_kind,
+    gpus_in_passing,
+    endless_gpus,
+    another_role,
+    another_name,
+    labels_that_are_none,
+    a_container_that_is_none,
+    resources_that_are_none,
+    deep,
+]
+
+
+@pytest.mark.parametrize("by_hand", UNFIT)
+def test_a_record_that_does_not_fit_is_not_kept_even_under_a_seal_of_its_own(by_hand: Callable[[Json], None]) -> None:
     with version("old"):
         live = made(raw("plain"))[0]
-    template = template_of(live)
-    template["spec"] = {**template["spec"], "schedulingGates": []}
-    live["spec"]["template"] = template
-    live["metadata"]["annotations"][RECORD_ANNOTATION] = upgrade._record(template)
+    template = copy.deepcopy(template_of(live))
+    by_hand(template)
     with version("newer"):
         desired = made(raw("plain"))[0]
-        assert change(live, desired).desired == desired
+    assert change(forged(live, live["spec"]["template"]), desired).desired["spec"]["template"] == template_of(live)
+    found = change(forged(live, template), desired)
+    assert found.desired == desired
+    assert change(found.desired, desired).differing == ()
+
+
+def test_a_number_that_takes_for_ever_is_not_worked_out() -> None:
+    live = made(raw("plain"))[0]
+    template = copy.deepcopy(template_of(live))
+    endless_cpus(template)
+    # It is written once, and what the API server says of it is that it is no quantity.
+    assert change(forged(live, template), live).differing
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"a":' * 5000,
+        '{"a":' * 5000 + "1" + "}" * 5000,
+        '{"a":' * 900 + "1" + "}" * 900,
+        "[]",
+        '{"a": 1' + "0" * 9000 + "}",
+    ],
+)
+def test_no_json_of_a_record_ends_a_pass(text: str) -> None:
+    live = made(raw("plain"))[0]
+    found = change(forged(live, upgrade._pack(text)), live)
+    assert found.desired == live
+
+
+def test_a_record_alone_that_somebody_has_replaced_is_reported_and_not_applied() -> None:
+    """Not even one that fits: same GPUs, gate and labels, and another image."""
+    live = made(raw("plain"))[0]
+    template = copy.deepcopy(template_of(live))
+    template["spec"]["containers"][0]["image"] = "example.com/theirs:1"
+    edited = forged(live, template, seal=False)
+    found = change(edited, live)
+    path = f"metadata.annotations.{RECORD_ANNOTATION}"
+    assert (found.desired, found.edited, found.differing, found.rolls) == (live, (path,), (path,), False)
+    with version("newer"):
+        desired = made(raw("plain"))[0]
+    found = change(edited, desired)
+    assert (found.desired, found.edited, found.rolls) == (desired, (path,), True)
+    # Nor is it hidden by another digest, or by taking one of the two off.
+    for change_of in ({DIGEST_ANNOTATION: "0" * 16}, {RECORD_ANNOTATION: None}):
+        edited = copy.deepcopy(live)
+        edited["metadata"]["annotations"] |= change_of
+        found = change(edited, live)
+        assert (found.desired, path in found.edited) == (live, True)
+
+
+def test_templates_that_are_long_are_packed_and_not_kept_in_memory() -> None:
+    upgrade._packed.cache_clear()
+    upgrade._record({"a": "b" * upgrade._LARGEST_KEPT_CHARS})
+    assert upgrade._packed.cache_info().currsize == 0
+    upgrade._record({"a": "b"})
+    assert upgrade._packed.cache_info().currsize == 1
 
 
 def test_a_template_that_is_too_long_is_not_recorded() -> None:
@@ -380,6 +524,36 @@ def test_an_edit_by_hand_after_an_upgrade_is_restored_to_the_kept_template() -> 
             s.until(lambda: s.events("ChildEdited"))
             s.until(lambda: template_of(s.workload("samplers")) == old)
             s.settled(8, 2)
+
+
+def test_a_record_that_somebody_replaces_is_reported_once_and_rolls_nothing() -> None:
+    with scene() as s:
+        before, live = uids(s), s.workload("samplers")
+        template = copy.deepcopy(template_of(live))
+        template["spec"]["containers"][0]["image"] = "example.com/theirs:1"
+        s.cluster.store.replace("deployments", forged(live, template, seal=False))
+        s.until(lambda: s.events("ChildEdited"))
+        s.clock.run_for(60.0)
+        assert len(s.events("ChildEdited")) == 1
+        assert RECORD_ANNOTATION in s.events("ChildEdited")[0]
+        kept = s.workload("samplers")["metadata"]["annotations"]
+        assert kept[RECORD_ANNOTATION] == live["metadata"]["annotations"][RECORD_ANNOTATION]
+        assert uids(s) == before
+        s.judged()
+
+
+def test_a_record_that_somebody_replaces_after_an_upgrade_rolls_no_pod_in_mid_move() -> None:
+    with version("old"), scene() as s, version("newer"):
+        s.restart()
+        s.wish = split(4, 3)
+        s.until(lambda: s.in_phase("Drain"))
+        live = s.workload("samplers")
+        s.cluster.store.replace("deployments", forged(live, "theirs", seal=False))
+        s.until(lambda: s.events("TemplateHeld"))
+        assert template_of(s.workload("samplers")) == template_of(live)
+        s.until(lambda: s.events("ChildEdited"))
+        s.settled(4, 3)
+        assert template_of(s.workload("samplers")) != template_of(live)
 
 
 def test_a_removal_in_a_template_in_mid_move_waits_as_any_edit_does() -> None:
