@@ -52,11 +52,17 @@ class Asked:
         if isinstance(found, str):
             refuse(this, request, found)
             return False
-        self._start(this, split, found, request, await self._gain(this, split, found), published_generation)
+        plan, gain = found
+        self._start(this, split, plan, request, gain, published_generation)
         return True
 
-    async def _possible(self, this: Pass, split: Split, request: MoveRequest, generation: int) -> Plan | str:
-        """The plan with the replicas that are asked for, or why there is none."""
+    async def _possible(
+        self, this: Pass, split: Split, request: MoveRequest, generation: int
+    ) -> tuple[Plan, float | None] | str:
+        """The plan with the replicas that are asked for and its gain, or why there is none.
+
+        Between the look at what other jobs took and the start of the move there must be no await.
+        """
         if this.rivals:
             return rivals.words(this.rivals, this.key[0])
         if not this.all_ready:
@@ -70,6 +76,7 @@ class Asked:
             return f"the planner knows no way to run {wish.label()}: {found.message}"
         if not found.split.same_shape(wish):
             return f"the planner finds {found.split.label()} in place of {wish.label()}: ask for that"
+        gain = await self._gain(this, split, found)
         if not this.still_holds(found.split):
             return f"another job took what {wish.label()} need while that was weighed: ask again"
         homeless = self._moves.homeless(this, found.split, generation)
@@ -78,7 +85,7 @@ class Asked:
                 f"{homeless} of the pods that would come find no node with enough free GPUs, whichever pods leave: the GPUs are scattered. "
                 "Delete pods of the side that shrinks on one node, so that they are made anew elsewhere, or add a node"
             )
-        return found
+        return found, gain
 
     async def _gain(self, this: Pass, split: Split, found: Plan) -> float | None:
         """Fraction of the period (of a step's GPU-seconds, if cost is the objective) that a plan saves; None if unknown."""

@@ -37,7 +37,7 @@ LASTS_S = 600.0
 """Seconds after which a request that nobody has answered is no longer carried out."""
 
 KEPT = 5
-"""How many requests the status remembers."""
+"""How many requests the status remembers, besides one whose move is under way."""
 
 MOST = 100_000
 """Replicas of a side that a request may name: far more than any budget, and few enough for every counter."""
@@ -57,8 +57,8 @@ class MoveRequest(ApiModel):
     """Trainer replicas."""
     at: str
     """When it was made (RFC 3339)."""
-    by: str = Field(default="", max_length=200, pattern=r"^[^\x00-\x1f\x7f]*$")
-    """Who made it, as he says; it is shown in terminals, so control characters are none of it."""
+    by: str = Field(default="", max_length=200)
+    """Who made it, as he says; it is shown in terminals, so only printable characters may be in it."""
     uid: str = ""
     """The RLJob that it is for; empty: whichever it stands on."""
 
@@ -69,6 +69,13 @@ class MoveRequest(ApiModel):
             epoch_s(value)
         except (ValueError, OverflowError, OSError) as error:
             raise ValueError("this is no time, such as 2026-01-31T12:00:00Z") from error
+        return value
+
+    @field_validator("by")
+    @classmethod
+    def _is_printable(cls, value: str) -> str:
+        if not value.isprintable():
+            raise ValueError("a character in this can't be shown: use letters, digits and signs")
         return value
 
 
@@ -100,11 +107,12 @@ def read(metadata: Mapping[str, Any]) -> MoveRequest | Unreadable | None:
         return MoveRequest.model_validate(value)
     except ValidationError as error:
         first = error.errors()[0]
-        # What somebody wrote there goes into a status and an event, which have bounds.
+        # What somebody wrote there goes into a status and an event, which have bounds, and from there to terminals.
         at = ".".join(str(part) for part in first["loc"])[:60] or "it"
+        what = "".join(c if c.isprintable() else " " for c in f"{at}: {first['msg'].lower()}")
         return Unreadable(
             unreadable,
-            f"the annotation {ANNOTATION} can't be read ({at}: {first['msg'].lower()}): {HOW}, with an rljob of the operator's version",
+            f"the annotation {ANNOTATION} can't be read ({what}): {HOW}, with an rljob of the operator's version",
         )
 
 
@@ -174,9 +182,14 @@ def _instead(spec: RLJobSpec, split: Split, request: MoveRequest, quota: QuotaRo
 
 
 def remembered(history: MoveHistory, answer: MoveRequestStatus) -> MoveHistory:
-    """The history with an answer; another one to the same request takes its place."""
-    others = tuple(found for found in history.requests if found.id != answer.id)
-    return history.model_copy(update={"requests": (*others, answer)[-KEPT:]})
+    """The history with an answer; another one to the same request takes its place.
+
+    An accepted one stays however many were refused since: its end is still to be written, and somebody may wait for it.
+    """
+    requests = (*(found for found in history.requests if found.id != answer.id), answer)
+    over = [found.id for found in requests if found.outcome is not RequestOutcome.ACCEPTED]
+    dropped = frozenset(over[:-KEPT])
+    return history.model_copy(update={"requests": tuple(found for found in requests if found.id not in dropped)})
 
 
 def answered(

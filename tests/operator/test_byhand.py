@@ -11,6 +11,7 @@ from dev.virtual.cluster import NAMESPACE
 from rljob_operator import byhand
 from rljob_operator.byhand import ANNOTATION, MoveRequest, Unreadable, objection, read
 from rljob_operator.decide import decide
+from rljob_operator.passes import Pass
 from rljob_operator.rebalance import timestamp
 from rljob_planner.api.evidence import MeasuredMove
 from rljob_planner.api.requests import MoveRequestStatus, RequestOutcome
@@ -221,6 +222,7 @@ def test_what_the_spec_forbids_is_refused_with_what_to_ask_instead(samplers: int
         ('{"id": "x", "samplers": 1, "trainers": 1, "at": "2026-01-01T00:00:00Z", "by": "\\u001b[2J"}', "(by: "),
         ('{"id": "x", "samplers": 1' + 30 * "0" + ', "trainers": 1, "at": "2026-01-01T00:00:00Z"}', "(samplers: "),
         ('{"' + "x" * 5000 + '": 1}', "can't be read ("),
+        ('{"\\u001b[2J\\u001b]0;owned\\u0007": 1, "\\u009b2J\\u202e": 2}', "can't be read ("),
     ],
 )
 def test_a_request_that_cannot_be_read_is_refused_once(text: str, words: str) -> None:
@@ -232,6 +234,8 @@ def test_a_request_that_cannot_be_read_is_refused_once(text: str, words: str) ->
         assert (how, words in why) == ("Refused", True), why
         assert len(s.events("MoveRefused")) == 1
         assert len(why) < 500
+        # It is shown in terminals.
+        assert why.isprintable()
         # Whatever somebody writes there, passes go on.
         s.judged()
 
@@ -290,6 +294,44 @@ def test_another_move_under_way_refuses_and_goes_on() -> None:
         assert ended(s)[0] == "Done"
 
 
+def test_many_refusals_meanwhile_do_not_push_out_the_request_that_is_under_way() -> None:
+    with scene() as s:
+        s.drains_s = None
+        ask(s, 4, 3)
+        s.until(lambda: s.in_phase("Drain"))
+        for i in range(byhand.KEPT + 2):
+            ask(s, 8, 1, f"also-{i}")
+            assert ended(s, f"also-{i}", 30.0)[0] == "Refused"
+        assert outcome(s) == s.status["moves"]["requests"][0]["outcome"] == "Accepted"
+        assert len(answers(s)) == byhand.KEPT + 1
+        s.drained_again()
+        s.settled(4, 3, 3600.0)
+        assert outcome(s) != "Accepted"
+        assert len(answers(s)) <= byhand.KEPT + 1
+
+
+def test_what_another_job_takes_while_the_gain_is_weighed_is_not_promised_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plan, taken = scenes._plan, False
+
+    def taking(job: RLJobSpec, rooms: Any, **options: Any) -> Plan:
+        nonlocal taken
+        # The last question before a start is that of the split in force.
+        taken = taken or job.sampler.max_replicas == 8
+        return plan(job, rooms, **options)
+
+    monkeypatch.setattr(scenes, "_plan", taking)
+    monkeypatch.setattr(Pass, "still_holds", lambda *_: not taken)
+    with scene() as s:
+        ask(s, 4, 3)
+        how, why = ended(s)
+        assert taken
+        assert (how, "another job took what" in why) == ("Refused", True), why
+        s.settled(8, 2)
+        assert s.status["moves"]["moves"] == 0
+
+
 def request(**changes: Any) -> MoveRequest:
     found: Json = {"id": "x", "samplers": 40, "trainers": 3, "at": timestamp(NOW_S), **changes}
     return MoveRequest.model_validate(found)
@@ -324,6 +366,17 @@ def test_nothing_speaks_against_what_is_allowed() -> None:
     assert objection(spec(), running(), request(uid="mine"), uid="mine", now_s=NOW_S) is None
     fixed = spec(trainer__resize="fixed")
     assert objection(fixed, running(), request(samplers=30, trainers=2), uid="mine", now_s=NOW_S) is None
+
+
+@pytest.mark.parametrize("letter", ["\x1b", "\x7f", "\x9b", "\u202e", "\u2028", "\ud800"])
+def test_what_terminals_obey_is_in_no_name(letter: str) -> None:
+    text = json.dumps(request().model_dump(mode="json") | {"by": f"anna{letter}"})
+    found = read({"annotations": {ANNOTATION: text}})
+    assert isinstance(found, Unreadable)
+    assert found.why.isprintable()
+    assert "(by: " in found.why
+    named = read({"annotations": {ANNOTATION: json.dumps(request(by="Анна Müller").model_dump(mode="json"))}})
+    assert isinstance(named, MoveRequest)
 
 
 def test_reading() -> None:
