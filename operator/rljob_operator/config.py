@@ -18,6 +18,9 @@ from rljob_planner.api.base import duration_s
 
 PREFIX = "RLJOB_OPERATOR_"
 
+LONGEST_IDLE_TICK_S = 120.0
+"""A quiet job must have a pass well within the silence of 300 s after which the liveness probe ends the process (240 s: an alert)."""
+
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
@@ -83,7 +86,7 @@ class Config:
     move_tick_s: float = 5.0
     """Time between two looks at a move under way."""
     idle_tick_s: float = 30.0
-    """Longest time between two passes over a job, whatever happens."""
+    """Longest time between two passes over a job, whatever happens; at most ``LONGEST_IDLE_TICK_S``."""
     metrics_window_s: float = 120.0
     """Window over which rates are measured."""
     scrape_s: float = 15.0
@@ -97,6 +100,20 @@ class Config:
     """The Lease by which one of several replicas leads; None: this is the only one."""
 
     def __post_init__(self) -> None:
+        for name, value_s, usual in (
+            ("MOVE_TICK", self.move_tick_s, "5s"),
+            ("METRICS_WINDOW", self.metrics_window_s, "120s"),
+            ("SCRAPE_INTERVAL", self.scrape_s, "15s"),
+        ):
+            if not value_s > 0.0:
+                raise ValueError(
+                    f"{PREFIX}{name}: {value_s:g} s is no time: write a duration above 0, such as {usual} (the default)"
+                )
+        if not 0.0 < self.idle_tick_s <= LONGEST_IDLE_TICK_S:
+            raise ValueError(
+                f"{PREFIX}IDLE_TICK: {self.idle_tick_s:g} s is not above 0 s and at most {LONGEST_IDLE_TICK_S:g} s, and an operator that looks at "
+                "its jobs more seldom is taken for dead by its liveness probe: write a duration such as 30s (the default)"
+            )
         known = {_plain(url) for url in self.allowed_prometheus_urls}
         for url in self.prometheus_token_urls:
             if _plain(url) not in known:

@@ -69,8 +69,8 @@ def test_the_higher_priority_plans_first_nobody_is_evicted_and_freed_gpus_are_pi
     # Both wait for the operator, the lower one longer.
     apply_together(rig, small(rig, "low"))
     apply_together(rig, small(rig, "high", priority=10))
-    # Woken by nothing but what happens: the tick is longer than the test.
-    rig.start_operator(RLJOB_OPERATOR_IDLE_TICK="10m")
+    # Woken by nothing but what happens: the tick is longer than any wait.
+    rig.start_operator(RLJOB_OPERATOR_IDLE_TICK="2m")
     rig.wait_phase("high", "Running")
     told = rig.wait_condition("low", "Planned", "False", "DoesNotFit")["message"]
     # Whether the pods of the other are there already is a matter of moments.
