@@ -26,7 +26,8 @@ from rljob_operator.cluster import FIELD_MANAGER, RLJOBS, Cluster, ClusterError,
 from rljob_operator.config import Config
 from rljob_operator.edges import warm_up
 from rljob_operator.gate import MANAGED_BY_LABEL, UID_LABEL
-from rljob_operator.page.server import StatusPage, serve
+from rljob_operator.listening import reachable, serve
+from rljob_operator.page.server import StatusPage
 from rljob_operator.tasks import JobTask, Memo
 from rljob_planner import __version__
 from rljob_planner.api import GROUP, PLURAL, VERSION
@@ -214,7 +215,7 @@ async def _serve(config: Config) -> None:
         standalone=True,
         clusterwide=not config.namespaces,
         namespaces=config.namespaces,
-        liveness_endpoint=config.liveness_endpoint,
+        liveness_endpoint=None if config.liveness_endpoint is None else reachable(config.liveness_endpoint),
         stop_flag=stop,
     )
     # After kopf has set its own handlers, which these replace.

@@ -22,11 +22,12 @@ from prometheus_client import (
     Histogram,
     ProcessCollector,
     disable_created_metrics,
-    start_http_server,
+    make_wsgi_app,
 )
 from prometheus_client.metrics import MetricWrapperBase
 
 from rljob_operator.job_series import JobSeries
+from rljob_operator.listening import serve
 from rljob_planner import __version__
 from rljob_planner.api.spec import RLJobSpec
 from rljob_planner.api.status import CalibrationStatus, DecisionCode, MovePhase, RLJobStatus
@@ -315,12 +316,12 @@ class OperatorMetrics:
         for metric in self._of_jobs:
             metric.remove_by_labels({"rljob_namespace": namespace, "rljob_name": name})
 
-    def serve(self, port: int, address: str = "0.0.0.0") -> tuple[WSGIServer, Thread]:
+    def serve(self, port: int, address: str | None = None) -> tuple[WSGIServer, Thread]:
         """Serve ``/metrics`` in a daemon thread; returns server and thread, for ``shutdown``. Port 0 takes a free one.
 
-        Raises OSError if the port is taken.
+        Without an ``address`` it is all that the pod has. Raises OSError if the port is taken.
         """
-        return start_http_server(port, addr=address, registry=self.registry)
+        return serve(port, make_wsgi_app(self.registry), address)
 
 
 def _set(gauge: Gauge, value: float | None, *labels: str) -> None:

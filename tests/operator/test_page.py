@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Gauge, generate_latest, start_http_server
 
 from rljob_operator.config import Config
+from rljob_operator.listening import serve
 from rljob_operator.observation import epoch_s
 from rljob_operator.page.chart import Line, Span, chart
 from rljob_operator.page.history import (
@@ -34,7 +35,7 @@ from rljob_operator.page.history import (
     Recorder,
 )
 from rljob_operator.page.markup import element, join
-from rljob_operator.page.server import FRESH_S, StatusPage, serve
+from rljob_operator.page.server import FRESH_S, StatusPage
 from rljob_operator.page.sheet import DIGEST, SHEET
 from rljob_operator.rebalance import timestamp
 from rljob_planner.api.status import ConditionType, DecisionCode, MoveHistory, Phase

@@ -8,14 +8,11 @@ same as without the page.
 from __future__ import annotations
 
 import re
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterable
-from socketserver import ThreadingMixIn
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
 
@@ -34,9 +31,6 @@ FRESH_S = 1.0
 
 MOST_ANSWERS = 64
 """Answers that are kept at a time."""
-
-IDLE_S = 15.0
-"""Seconds after which a connection on which nothing comes is closed."""
 
 _POLICY = f"default-src 'none'; style-src '{DIGEST}'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 _HEADERS = (
@@ -124,33 +118,6 @@ class StatusPage:
         if wanted["api"]:
             return "200 OK", _JSON, _dumped(job)
         return "200 OK", _HTML, job_page(job, refresh=refresh).encode()
-
-
-def serve(port: int, application: WSGIApplication, address: str = "0.0.0.0") -> tuple[WSGIServer, threading.Thread]:
-    """Serve an application in a daemon thread; returns server and thread, for ``shutdown``. Port 0 takes a free one.
-
-    Raises OSError if the port is taken.
-    """
-    family = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
-
-    class Server(_Server):
-        address_family = family
-
-    server = make_server(address, port, application, Server, handler_class=_Handler)
-    thread = threading.Thread(target=server.serve_forever, name="status page", daemon=True)
-    thread.start()
-    return server, thread
-
-
-class _Server(ThreadingMixIn, WSGIServer):
-    daemon_threads = True
-
-
-class _Handler(WSGIRequestHandler):
-    timeout = IDLE_S
-
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name that the base class gives it
-        """Log nothing."""
 
 
 def _missing(path: str, words: str) -> Answer:
