@@ -58,7 +58,7 @@ class Inventory:
     holders: tuple[Holder, ...] = ()
     """Who has the GPUs that are taken, the largest first."""
     widest: Mapping[str, int] = field(default_factory=dict)
-    """By role the GPUs of the widest node that its pods may run on, whoever holds them now."""
+    """By role the GPUs of the widest node that its pods may run on, whoever holds them now; nodes that count slices are none."""
 
     @property
     def placeable_gpus(self) -> int:
@@ -132,7 +132,10 @@ def take_inventory(
         trainer_accelerator=accelerators[TRAINER],
         notes=notes.sentences(),
         holders=holders_of(sites, census, uid, names, reserved),
-        widest={role: max((s.allocatable for s in sites if role in s.matching), default=0) for role in _ROLES},
+        widest={
+            role: max((s.allocatable for s in sites if role in s.matching and s.whole_gpus), default=0)
+            for role in _ROLES
+        },
     )
 
 

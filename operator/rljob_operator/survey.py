@@ -81,6 +81,8 @@ class Site:
     """GPUs set aside for other jobs."""
     pool: str | None = None
     """The pool of ``sampler.pools`` that the node belongs to."""
+    whole_gpus: bool = True
+    """Whether what the node counts are whole GPUs, and not slices or shares of them."""
 
     @property
     def name(self) -> str:
@@ -207,6 +209,7 @@ def _close_uncountable(site: Site, claims: int, notes: Notes) -> None:
     instead = products.not_whole(labels, site.resource)
     if instead is not None:
         site.open_to = ()
+        site.whole_gpus = False
         counts, count = instead.partition(" ")[::2]
         remedy = (
             "a replica needs whole GPUs, so leave {} out with nodes.selector or have the device plugin count whole ones"

@@ -20,6 +20,11 @@ _FACTORS = (
 )
 """Arguments whose product is the GPUs of an engine."""
 
+_DATA_PARALLEL = _FACTORS[2]
+
+_SHARES_GPUS = "--enable-dp-attention"
+"""With this SGLang divides the GPUs of tensor parallelism among the data-parallel ranks, and takes no further ones."""
+
 
 def refusal(role: str, template: Mapping[str, Any], gpus: int, tensor_parallel: int) -> str | None:
     """Why a sampler's template asks for an engine that its pod can't hold; None if it does not.
@@ -33,7 +38,10 @@ def refusal(role: str, template: Mapping[str, Any], gpus: int, tensor_parallel: 
     if (nodes is not None and nodes > 1) or argument(template, "--headless") is not None:
         return f"{where} starts an engine that spans pods (--nnodes, --headless): {NO_GROUPS}; remove that argument"
     needed, said = 1, []
+    shared = argument(template, _SHARES_GPUS) is not None
     for names in _FACTORS:
+        if names is _DATA_PARALLEL and shared:
+            continue
         text = argument(template, *names)
         size = tensor_parallel if text == "$(RLJOB_TENSOR_PARALLEL)" else count(text)
         if size is not None and size > 1:

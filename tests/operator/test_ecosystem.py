@@ -243,6 +243,18 @@ def test_a_replica_wider_than_any_node_is_refused_and_says_what_would_be_needed(
     assert "spec.sampler.gpusPerReplica: 8 or less" in found.message
 
 
+def test_a_node_that_counts_slices_is_no_wide_node() -> None:
+    sliced = node("sliced", 56, labels={"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3-MIG-1g.10gb"})
+    wide = {"sampler": {"gpusPerReplica": 16}}
+    seen = inventory([node("a"), sliced], **wide)
+    assert seen.widest == {"sampler": 8, "trainer": 8}
+    found = planning.first_plan(spec(**wide), seen)
+    assert isinstance(found, Verdict)
+    assert found.reason == "WiderThanANode"
+    assert "the widest has 8" in found.message
+    assert inventory([sliced]).widest == {"sampler": 0, "trainer": 0}
+
+
 def test_wide_nodes_that_are_taken_are_another_matter() -> None:
     taken = [pod("other", 6, node="a"), pod("another", 6, node="b")]
     found = planning.first_plan(spec(), inventory([node("a"), node("b")], taken))
@@ -272,6 +284,10 @@ def test_the_command_line_says_the_same_of_a_replica_wider_than_a_node() -> None
         (["-tp", "2", "-pp", "2"], "an engine of 4 GPUs (--tensor-parallel-size 2, --pipeline-parallel-size 2)"),
         (["--tensor-parallel-size=$(RLJOB_TENSOR_PARALLEL)", "--pipeline-parallel-size=2"], "an engine of 4 GPUs"),
         (["--data-parallel-size", "4"], "an engine of 4 GPUs"),
+        (
+            ["--tp-size", "4", "--data-parallel-size", "4", "--enable-dp-attention"],
+            "an engine of 4 GPUs (--tensor-parallel-size 4)",
+        ),
         (["--nnodes=2"], "spans pods"),
         (["--headless"], "spans pods"),
     ],
@@ -290,6 +306,9 @@ def test_an_engine_wider_than_its_pod_is_refused(args: list[str], words: str) ->
         ["--tensor-parallel-size=$(RLJOB_TENSOR_PARALLEL)"],
         ["--tensor-parallel-size=2"],
         ["--data-parallel-size=2", "--nnodes=1"],
+        # SGLang's attention in data parallel divides the GPUs of tensor parallelism.
+        ["--tp-size", "2", "--data-parallel-size", "2", "--enable-dp-attention"],
+        ["--enable-dp-attention", "--tp-size=$(RLJOB_TENSOR_PARALLEL)", "--data-parallel-size=8"],
         ["--tensor-parallel-size", "$(WIDTH)"],
     ],
 )
