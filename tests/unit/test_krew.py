@@ -80,7 +80,15 @@ def installed(packed: Path, folder: Path) -> Path:
 
 
 def launch(link: Path, *arguments: str, path: list[Path], **env: str) -> subprocess.CompletedProcess[str]:
-    search = os.pathsep.join([str(link.parent), *map(str, path), "/usr/bin", "/bin"])
+    # Nothing of the machine's but what every machine has: a pipx or an rljob of its own would be run instead of what the test is about.
+    usual = link.parent.parent / "usual"
+    if not usual.exists():
+        usual.mkdir()
+        for name in ("sh", "cat", "basename"):
+            real = shutil.which(name)
+            assert real is not None
+            (usual / name).symlink_to(real)
+    search = os.pathsep.join([str(link.parent), *map(str, path), str(usual)])
     environment = {"PATH": search, "HOME": str(link.parent), **env}
     return subprocess.run(
         [str(link), *arguments], capture_output=True, text=True, env=environment, timeout=60, check=False
