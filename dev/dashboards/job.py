@@ -287,7 +287,7 @@ WHY = Section(
             "Where the trainer waits for samples, samplers are too few; where complete groups queue, trainers are.",
             [
                 Query(
-                    f"sum(rate(rljob_trainer_wait_seconds_total{{{PODS}}}{WINDOW}))",
+                    f"max(rate(rljob_trainer_wait_seconds_total{{{PODS}}}{WINDOW}))",
                     "trainer waits (share of time)",
                 ),
                 Query(f"max(rljob_queue_depth_groups{{{PODS}}})", "groups that wait"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dev.dashboards.board import Section
-from dev.dashboards.job_queries import PODS, RATE, WINDOW, a_step, by, grown, mean, own, quantile
+from dev.dashboards.job_queries import PODS, RATE, WINDOW, a_step, by, grown, mean, own, quantile, total
 from dev.dashboards.panels import (
     BLUE,
     GREEN,
@@ -33,8 +33,8 @@ SPEED = Section(
             [
                 Query(own("observed_period_seconds"), "measured"),
                 Query(own("predicted_period_seconds"), "predicted"),
-                Query(own("predicted_period_quantile_seconds", ',quantile="0.9"'), "predicted, p90"),
-                Query(own("predicted_period_quantile_seconds", ',quantile="0.1"'), "predicted, p10"),
+                Query(own("predicted_period_quantile_seconds", ',at="0.9"'), "predicted, p90"),
+                Query(own("predicted_period_quantile_seconds", ',at="0.1"'), "predicted, p10"),
             ],
             12,
             unit="s",
@@ -73,8 +73,8 @@ SPEED = Section(
             "Response tokens that samplers generate and that trainers take. Over a few minutes the two must agree; what samplers make beyond is "
             "queued or dropped.",
             [
-                Query(f"sum(rate(vllm:generation_tokens_total{{{PODS}}}{RATE}))", "generated"),
-                Query(f"sum(rate(rljob_trained_tokens_total{{{PODS}}}{WINDOW}))", "trained"),
+                Query(total("vllm:generation_tokens_total", "rate", RATE), "generated"),
+                Query(total("rljob_trained_tokens_total", "rate", WINDOW), "trained"),
             ],
             8,
             unit="short",
@@ -142,8 +142,8 @@ ASYNC = Section(
             [
                 Query(f"max(rljob_inflight_samples{{{PODS}}})", "in flight"),
                 Query(own("inflight_cap_samples"), "cap"),
-                Query(f"sum(vllm:num_requests_running{{{PODS}}})", "running"),
-                Query(f"sum(vllm:num_requests_waiting{{{PODS}}})", "waiting for a slot"),
+                Query(total("vllm:num_requests_running"), "running"),
+                Query(total("vllm:num_requests_waiting"), "waiting for a slot"),
             ],
             12,
             unit="none",
@@ -162,7 +162,7 @@ ASYNC = Section(
             "Complete groups that wait for the trainer. A queue that grows without end means too few trainers, or too many samples in flight.",
             [
                 Query(f"max(rljob_queue_depth_groups{{{PODS}}})", "waiting"),
-                Query(f"sum(increase(rljob_dropped_groups_total{{{PODS}}}{WINDOW}))", "dropped"),
+                Query(total("rljob_dropped_groups_total", "increase", WINDOW), "dropped"),
             ],
             8,
             unit="none",
@@ -174,7 +174,7 @@ ASYNC = Section(
             "KV cache in use",
             "Share of the samplers' KV room that is taken. A full cache preempts: samples are computed again.",
             [
-                Query(f'avg({{__name__=~"vllm:(kv|gpu)_cache_usage_perc",{PODS}}})', "mean"),
+                Query(f'avg(max by (pod, engine) ({{__name__=~"vllm:(kv|gpu)_cache_usage_perc",{PODS}}}))', "mean"),
                 Query(f'max({{__name__=~"vllm:(kv|gpu)_cache_usage_perc",{PODS}}})', "fullest sampler"),
             ],
             8,
@@ -188,7 +188,7 @@ ASYNC = Section(
         Graph(
             "Preemptions",
             "Samples a second that were put back for want of KV room. More than a few mean that the in-flight cap or maxRunning is too high.",
-            [Query(f"sum(rate(vllm:num_preemptions_total{{{PODS}}}{RATE}))", "preemptions")],
+            [Query(total("vllm:num_preemptions_total", "rate", RATE), "preemptions")],
             8,
             unit="none",
             axis="samples/s",

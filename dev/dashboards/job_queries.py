@@ -46,16 +46,31 @@ def grown(counter: str) -> str:
     return f"sum(increase(rljob_operator_{counter}{{{OF}}}[$__range]))"
 
 
+def once(series: str, function: str = "", over: str = "", more: str = "") -> str:
+    """What each of the job's pods exports, once, however many of its ports are scraped; of a sampler, each of its engines.
+
+    ``function`` over the window ``over``, such as a rate, is taken of the series first; ``more`` are further labels that stay.
+    """
+    apart = ", engine" if series.startswith("vllm:") else ""
+    selected = f"{series}{{{PODS}}}{over}"
+    return f"max by (pod{apart}{more}) ({f'{function}({selected})' if function else selected})"
+
+
+def total(series: str, function: str = "", over: str = "") -> str:
+    """The sum over all pods of the job of what each exports."""
+    return f"sum({once(series, function, over)})"
+
+
 def mean(histogram: str, over: str = WINDOW) -> str:
     """The mean of a histogram that the job's pods export."""
-    return f"sum(rate({histogram}_sum{{{PODS}}}{over})) / sum(rate({histogram}_count{{{PODS}}}{over}))"
+    return f"{total(f'{histogram}_sum', 'rate', over)} / {total(f'{histogram}_count', 'rate', over)}"
 
 
 def quantile(q: float, histogram: str, over: str = WINDOW) -> str:
     """A quantile of a histogram that the job's pods export."""
-    return f"histogram_quantile({q}, sum by (le) (rate({histogram}_bucket{{{PODS}}}{over})))"
+    return f"histogram_quantile({q}, sum by (le) ({once(f'{histogram}_bucket', 'rate', over, ', le')}))"
 
 
 def a_step(seconds: str) -> str:
     """What of a total in seconds falls on a training step, on average."""
-    return f"sum(rate({seconds}{{{PODS}}}{WINDOW})) / sum(rate(rljob_train_step_seconds_count{{{PODS}}}{WINDOW}))"
+    return f"{total(seconds, 'rate', WINDOW)} / {total('rljob_train_step_seconds_count', 'rate', WINDOW)}"

@@ -103,8 +103,8 @@ PERIOD = Section(
             [
                 Query(own("observed_period_seconds"), "measured"),
                 Query(own("predicted_period_seconds"), "predicted"),
-                Query(own("predicted_period_quantile_seconds", ',quantile="0.9"'), "predicted, p90"),
-                Query(own("predicted_period_quantile_seconds", ',quantile="0.1"'), "predicted, p10"),
+                Query(own("predicted_period_quantile_seconds", ',at="0.9"'), "predicted, p90"),
+                Query(own("predicted_period_quantile_seconds", ',at="0.1"'), "predicted, p10"),
             ],
             12,
             9,

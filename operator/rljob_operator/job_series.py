@@ -57,7 +57,7 @@ class JobSeries:
             "expected_period": gauge(
                 "predicted_period_quantile_seconds",
                 "Quantiles of the period that the planner predicts for the plan in force",
-                "quantile",
+                "at",
             ),
             "tokens": gauge(
                 "observed_response_tokens", "Mean response length, corrected for the samples that still run"

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
+from dev.controlplane.build import FAMILIES, binary, ensure_built
 from dev.dashboards import words
 from dev.dashboards.__main__ import BOARDS, outdated, path_of
 from dev.dashboards.queries import Filling, asked
@@ -161,6 +162,54 @@ def test_queries_name_only_what_is_exported(name: str) -> None:
         named |= set(re.findall(r"\brljob_(?!operator_|namespace|name|dev_)\w+(?={)", one.expr))
         assert named - known == set(), one.where
         assert named or "__name__" in one.expr, one.where
+
+
+POD_SERIES = r"\b(?:vllm:|rljob_(?!operator_|namespace|name|dev_))\w+(?={)"
+"""A series that a job's pods export, in a query."""
+
+
+def test_a_pod_that_is_scraped_at_two_ports_counts_once(tmp_path: Path) -> None:
+    """The chart's own PodMonitor may find a job's pod at more than one port. By promtool, each query on two jobs that differ in that alone."""
+    series: dict[str, str] = {}
+    checks = []
+    for one in {one.expr: one for name in NAMES for one in asked(dashboard(name))}.values():
+        if 'rljob_dev_name="$job"' not in one.expr:
+            continue
+        apart = []
+        for namespace, ports in (("once", ("metrics",)), ("twice", ("metrics", "http"))):
+            filling = Filling({"namespace": namespace, "job": "math", "window": "5m"}, rate_s=300.0, range_s=600.0)
+            apart.append(filling.fill(one.expr))
+            for metric in re.findall(POD_SERIES, one.expr) or ["vllm:kv_cache_usage_perc"]:
+                for pod, grows in (("math-0", 6), ("math-1", 18)):
+                    for port in ports:
+                        for le, share in (("1", 0.5), ("+Inf", 1)) if metric.endswith("_bucket") else (("", 1),):
+                            labels = f'namespace="{namespace}",rljob_dev_name="math",pod="{pod}",endpoint="{port}"'
+                            labels += ',engine="0"' if metric.startswith("vllm:") else ""
+                            labels += f',le="{le}"' if le else ""
+                            series[f"{metric}{{{labels}}}"] = f"0+{grows * share:g}x20"
+        checks.append(
+            {
+                "expr": f"({apart[0]}) - ({apart[1]})",
+                "eval_time": "15m",
+                "exp_samples": [{"labels": "{}", "value": 0}],
+            }
+        )
+    assert len(checks) > 15
+    case = {
+        "evaluation_interval": "1m",
+        "tests": [
+            {
+                "interval": "1m",
+                "input_series": [{"series": name, "values": values} for name, values in series.items()],
+                "promql_expr_test": checks,
+            }
+        ],
+    }
+    (tmp_path / "case.yaml").write_text(yaml.safe_dump(case), encoding="utf-8")
+    ensure_built([family for family in FAMILIES if family.name == "prometheus"])
+    command = [str(binary("promtool")), "test", "rules", "case.yaml"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_every_state_has_a_colour() -> None:

@@ -118,7 +118,7 @@ def test_a_running_job_shows_its_split_its_limits_and_what_the_plan_says(metrics
     assert value(metrics, "staleness_limit_versions") == 4
     assert value(metrics, "observed_staleness_versions", stat="mean") == 1.5
     assert value(metrics, "predicted_staleness_versions", stat="p95") == 3
-    assert value(metrics, "predicted_period_quantile_seconds", quantile="0.9") == 11
+    assert value(metrics, "predicted_period_quantile_seconds", at="0.9") == 11
     assert value(metrics, "observed_response_tokens") == 900
     assert value(metrics, "calibration_residual_ratio") == 0.03
 
