@@ -21,7 +21,7 @@ PATH = ROOT / "docs" / "installer-role.yaml"
 ACCOUNT, NAMESPACE = "installer", "platform"
 """Whom the file binds; users put their own there."""
 
-_ALL_RIGHTS = {"replicas": 2, "rbac": {"features": {"openshift": True}}}
+_ALL_RIGHTS = {"rbac": {"features": {"openshift": True}}}
 """Values under which the chart grants all that it can."""
 
 _CLUSTER_HEAD = f"""\
@@ -89,7 +89,7 @@ rules:
   - apiGroups: [rbac.authorization.k8s.io]
     resources: [roles, rolebindings]
     verbs: [get, list, watch, create, patch, delete]
-  # The election between two replicas, which the role of the release grants.
+  # The election, which the role of the release grants.
 """
 
 _BINDINGS = f"""\

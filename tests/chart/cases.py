@@ -70,7 +70,6 @@ CASES: Mapping[str, Json] = {
             {"maxSkew": 1, "topologyKey": "topology.kubernetes.io/zone", "whenUnsatisfiable": "ScheduleAnyway"}
         ],
         "extraEnv": [{"name": "HTTPS_PROXY", "value": "http://proxy:3128"}],
-        "extraArgs": ["--verbose"],
         "extraVolumes": [{"name": "more", "emptyDir": {}}],
         "extraVolumeMounts": [{"name": "more", "mountPath": "/more"}],
         "extraObjects": [

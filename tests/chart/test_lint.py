@@ -103,4 +103,5 @@ def test_the_notes_name_what_this_installation_leaves_out() -> None:
     assert "has to scrape" not in said
     assert "uninstalling this release deletes all RLJobs" in said
     assert "rbac.create is false" in said
+    assert "-s templates/clusterrole.yaml -s templates/roles.yaml" in said
     assert "the CRDs are not part of this release" in notes(NO_CRDS)

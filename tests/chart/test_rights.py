@@ -126,7 +126,7 @@ def test_the_installers_role_is_made_from_the_chart() -> None:
 
 
 def test_the_operators_rights_are_narrow() -> None:
-    roles = [each for each in render({"replicas": 2}) if each["kind"] in ("ClusterRole", "Role")]
+    roles = [each for each in render() if each["kind"] in ("ClusterRole", "Role")]
     own = [role for role in roles if not any("aggregate-to" in label for label in role["metadata"]["labels"])]
     rights = granted(rule for role in own for rule in role["rules"])
     assert [str(right) for right in rights if "*" in (right.group, right.resource, right.verb)] == []

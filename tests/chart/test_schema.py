@@ -13,7 +13,7 @@ import yaml
 from dev.chart import CHART, ChartError, Json, helm_template
 from dev.kubetools import HELM_MAJORS
 from rljob_planner.api.base import DURATION_PATTERN
-from tests.chart.cases import CASES, NO_CRDS
+from tests.chart.cases import CASES, NO_CRDS, environment
 
 SCHEMA: Json = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
 VALUES: Json = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
@@ -77,6 +77,10 @@ def test_durations_are_those_of_the_operator() -> None:
         ({"crds": {"keep": "false"}}, ["/crds/keep", "got string, want boolean"]),
         ({"commonLabels": {"a": True}}, ["/commonLabels/a", "got boolean, want string"]),
         ({"prometheus": {"url": "prometheus:9090"}}, ["/prometheus/url", "pattern"]),
+        ({"prometheus": {"url": "https://user:word@p:9090"}}, ["/prometheus/url", "pattern"]),
+        ({"prometheus": {"url": "https://p:9090/?a=b"}}, ["/prometheus/url", "pattern"]),
+        ({"prometheus": {"allowedUrls": ["https://p#a"]}}, ["/prometheus/allowedUrls/0", "pattern"]),
+        ({"extraArgs": ["--verbose"]}, ["additional properties 'extraArgs' not allowed"]),
         ({"metrics": {"port": 80}}, ["/metrics/port", "minimum"]),
         ({"compiledCode": "disk"}, ["/compiledCode", "one of"]),
         ({"extraEnv": {"A": "b"}}, ["/extraEnv", "got object, want array"]),
@@ -110,7 +114,32 @@ def test_a_wrong_value_is_refused_with_its_path(values: Json, words: list[str], 
             ["https://p is not one of prometheus.allowedUrls", "add it there"],
         ),
         ({"metrics": {"port": 8080}}, ["metrics.port and health.port are both 8080"]),
-        ({"extraEnv": [{"name": "RLJOB_OPERATOR_NAMESPACES", "value": "a"}]}, ["set watchNamespaces"]),
+        (
+            {"prometheus": {"bearerTokenUrls": ["http://p"], "allowedUrls": ["http://p"], "bearerTokenFile": "/b"}},
+            ["prometheus.bearerTokenUrls: http://p", "use https://"],
+        ),
+        ({"extraEnv": [{"name": "RLJOB_OPERATOR_NAMESPACES", "value": "a"}]}, ["it comes from watchNamespaces"]),
+        ({"extraEnv": [{"name": "A", "value": "a"}, {"name": "A", "value": "b"}]}, ["extraEnv sets A twice"]),
+        (
+            {"podLabels": {"app.kubernetes.io/instance": "a"}},
+            ["podLabels sets app.kubernetes.io/instance", "leave it out"],
+        ),
+        ({"commonLabels": {"app.kubernetes.io/version": "1"}}, ["commonLabels sets app.kubernetes.io/version"]),
+        (
+            {"monitoring": {"additionalLabels": {"helm.sh/chart": "a"}}},
+            ["monitoring.additionalLabels sets helm.sh/chart"],
+        ),
+        ({"operator": {"idleTick": "10m"}}, ["operator.idleTick is 10m", "at most 120s"]),
+        ({"operator": {"idleTick": "2m1ms"}}, ["operator.idleTick is 2m1ms"]),
+        ({"operator": {"moveTick": "0s"}}, ["operator.moveTick is 0s", "above zero"]),
+        ({"operator": {"metricsWindow": "0m0s"}}, ["operator.metricsWindow is 0m0s", "above zero"]),
+        ({"prometheus": {"scrapeInterval": "0ms"}}, ["prometheus.scrapeInterval is 0ms", "above zero"]),
+        ({"leaderElection": {"leaseDuration": "15.5s"}}, ["leaderElection.leaseDuration is 15.5s", "whole seconds"]),
+        (
+            {"leaderElection": {"leaseDuration": "5s"}},
+            ["renewDeadline (10s)", "leaseDuration (5s)", "two replicas could lead"],
+        ),
+        ({"leaderElection": {"renewPeriod": "10s"}}, ["renewPeriod (10s)", "grow in this order"]),
     ],
     ids=lambda each: each[0][:30] if isinstance(each, list) else "",
 )
@@ -118,3 +147,26 @@ def test_what_can_not_work_together_is_refused_with_what_to_do(values: Json, wor
     with pytest.raises(ChartError) as refused:
         helm_template({**NO_CRDS, **values})
     assert all(word in str(refused.value) for word in words), str(refused.value)
+
+
+def test_what_works_together_is_taken() -> None:
+    for values in (
+        {"operator": {"idleTick": "120s"}, "leaderElection": {"leaseDuration": "1m", "renewDeadline": "59.9s"}},
+        {"operator": {"idleTick": "1m60s", "moveTick": "1ms"}},
+        {"prometheus": {"url": "http://localhost:9090/path", "bearerTokenFile": "/b"}},
+        {
+            "prometheus": {
+                "allowedUrls": ["http://[::1]:9"],
+                "bearerTokenUrls": ["http://[::1]:9"],
+                "bearerTokenFile": "/b",
+            }
+        },
+        {"extraEnv": [{"name": "NUMBA_CACHE_DIR", "value": "/a"}, {"name": "A", "value": "b"}]},
+    ):
+        assert helm_template({**NO_CRDS, **values})
+
+
+def test_every_variable_of_the_chart_is_refused_as_an_extra_one() -> None:
+    for name in environment("prometheus-with-tls") | environment("monitored") | environment("namespaced"):
+        with pytest.raises(ChartError, match=f"extraEnv sets {name}, which the chart sets itself: it comes from "):
+            helm_template({**NO_CRDS, "extraEnv": [{"name": name, "value": "a"}]})

@@ -15,6 +15,7 @@ from tests.chart.cases import (
     CASES,
     DIGEST,
     NAMESPACE,
+    NO_CRDS,
     RELEASE,
     container,
     deployment,
@@ -85,6 +86,8 @@ def test_by_default_there_is_the_operator_and_nothing_else() -> None:
             ("CustomResourceDefinition", "", "rljobs.rljob.dev"),
             ("Deployment", NAMESPACE, f"{RELEASE}-rljob-operator"),
             ("Pod", NAMESPACE, f"{RELEASE}-rljob-operator-test"),
+            ("Role", NAMESPACE, f"{RELEASE}-rljob-operator-leader"),
+            ("RoleBinding", NAMESPACE, f"{RELEASE}-rljob-operator-leader"),
             ("Service", NAMESPACE, f"{RELEASE}-rljob-operator-metrics"),
             ("ServiceAccount", NAMESPACE, f"{RELEASE}-rljob-operator"),
         ]
@@ -215,7 +218,6 @@ def test_without_rbac_there_is_no_role_at_all() -> None:
 
 
 def test_a_standby_may_take_part_in_the_election_and_nothing_else() -> None:
-    assert not of_kind("defaults", "Role")
     role = one("highly-available", "Role", "-leader")
     assert granted("highly-available", "Role") == {("leases", "create"), ("leases", "get"), ("leases", "patch")}
     assert [rule.get("resourceNames") for rule in role["rules"]] == [None, ["the-lease"]]
@@ -280,12 +282,21 @@ def test_one_replica_is_gone_before_the_next_begins_and_two_roll() -> None:
     assert (alone["replicas"], alone["strategy"]) == (1, {"type": "Recreate"})
     assert (two["replicas"], two["strategy"]["type"]) == (2, "RollingUpdate")
     assert two["strategy"]["rollingUpdate"]["maxUnavailable"] == 0
-    assert "RLJOB_OPERATOR_LEADER_ELECTION" not in environment("defaults")
-    assert environment("highly-available")["RLJOB_OPERATOR_LEADER_ELECTION"] == "true"
-    assert environment("highly-available")["RLJOB_OPERATOR_IDENTITY"] == {"fieldRef": {"fieldPath": "metadata.name"}}
     assert not of_kind("defaults", "PodDisruptionBudget")
     assert one("highly-available", "PodDisruptionBudget")["spec"]["maxUnavailable"] == 1
     assert two["template"]["spec"]["topologySpreadConstraints"][0]["topologyKey"] == "kubernetes.io/hostname"
+
+
+@pytest.mark.parametrize("replicas", [0, 1, 2, 3])
+def test_an_operator_that_runs_steps_back_for_another_however_many_there_are(replicas: int) -> None:
+    """The number may change while one runs: its environment can't."""
+    found = render({**NO_CRDS, "replicas": replicas}, release=RELEASE)
+    (operator,) = (obj["spec"]["template"] for obj in found if obj["kind"] == "Deployment")
+    env = {e["name"]: e.get("value", e.get("valueFrom")) for e in operator["spec"]["containers"][0]["env"]}
+    assert env["RLJOB_OPERATOR_LEADER_ELECTION"] == "true"
+    assert env["RLJOB_OPERATOR_IDENTITY"] == {"fieldRef": {"fieldPath": "metadata.name"}}
+    assert env == environment("defaults")
+    assert {obj["metadata"]["name"] for obj in found if obj["kind"] == "Role"} == {f"{RELEASE}-rljob-operator-leader"}
 
 
 def test_the_image_is_that_of_the_charts_version_or_of_a_digest() -> None:
@@ -336,10 +347,10 @@ def test_the_network_policy_opens_the_ports_of_every_prometheus() -> None:
     assert not of_kind("defaults", "NetworkPolicy")
     policy = one("prometheus-with-tls", "NetworkPolicy")["spec"]
     assert policy["podSelector"]["matchLabels"] == deployment("defaults")["spec"]["selector"]["matchLabels"]
-    ports = [[port["port"] for port in rule["ports"]] for rule in policy["egress"]]
-    assert ports[:2] == [[53, 53], [6443]]
-    assert sorted(ports[2]) == [443, 9090, 9091]
-    assert len(ports) == 3
+    ports = [[port["port"] for port in rule["ports"]] if "ports" in rule else None for rule in policy["egress"]]
+    # A policy sees the pods' ports: OpenShift's DNS listens on 5353, and a Prometheus behind a Service on whatever it likes.
+    assert ports == [[53, 53, 5353, 5353], [6443], None]
+    assert policy["egress"][-1] == {"to": CASES["prometheus-with-tls"]["networkPolicy"]["prometheusTo"]}
     metrics, health = policy["ingress"]
     assert metrics["ports"] == [{"port": "metrics"}]
     test, monitoring = metrics["from"]
@@ -347,6 +358,26 @@ def test_the_network_policy_opens_the_ports_of_every_prometheus() -> None:
     assert test["podSelector"]["matchLabels"].items() <= labels.items()
     assert monitoring["namespaceSelector"]["matchLabels"]["kubernetes.io/metadata.name"] == "monitoring"
     assert health == {"ports": [{"port": "health"}]}
+
+
+@pytest.mark.parametrize(
+    ("policy", "rule"),
+    [
+        ({}, {"ports": [{"port": 9090}, {"port": 80}]}),
+        ({"prometheusPorts": [8080]}, {"ports": [{"port": 8080}]}),
+        ({"prometheusTo": [{"podSelector": {}}]}, {"to": [{"podSelector": {}}]}),
+        (
+            {"prometheusTo": [{"podSelector": {}}], "prometheusPorts": [8080]},
+            {"ports": [{"port": 8080}], "to": [{"podSelector": {}}]},
+        ),
+    ],
+    ids=["nothing", "ports", "peers", "both"],
+)
+def test_the_way_to_prometheus_is_by_its_peers_or_its_pods_ports(policy: Json, rule: Json) -> None:
+    values = {"networkPolicy": {"enabled": True, **policy}}
+    values["prometheus"] = {"url": "http://prometheus.monitoring", "allowedUrls": ["http://other:9090"]}
+    (found,) = render(values, templates=["templates/networkpolicy.yaml"])
+    assert found["spec"]["egress"][2:] == [rule]
 
 
 def test_extras_arrive_where_they_belong() -> None:
@@ -359,7 +390,7 @@ def test_extras_arrive_where_they_belong() -> None:
     assert spec["tolerations"][0]["key"] == "control-plane"
     assert spec["topologySpreadConstraints"][0]["topologyKey"] == "topology.kubernetes.io/zone"
     found = spec["containers"][0]
-    assert found["args"] == ["--verbose"]
+    assert "args" not in found, "the entry point takes none"
     assert environment("extras")["HTTPS_PROXY"] == "http://proxy:3128"
     mounts = {mount["name"]: mount["mountPath"] for mount in found["volumeMounts"]}
     assert mounts == {"compiled-code": environment("extras")["NUMBA_CACHE_DIR"], "more": "/more"}

@@ -14,7 +14,7 @@ import rljob_operator.config
 from dev.chart import CHART, Json, __main__, render
 from dev.chart.values import leaves, read_values
 from rljob_operator.config import Config, LeaseConfig
-from tests.chart.cases import CASES, NO_CRDS, environment
+from tests.chart.cases import CASES, NO_CRDS
 
 PREFIX = rljob_operator.config.PREFIX
 EVERYTHING: Json = {
@@ -42,10 +42,9 @@ def test_the_chart_sets_every_variable_that_the_operator_knows_and_no_other() ->
 
 
 def test_the_defaults_of_the_chart_are_those_of_the_operator() -> None:
-    found = Config.from_env({name: value for name, value in environment("defaults").items() if isinstance(value, str)})
-    assert found == replace(Config(), metrics_port=9090, liveness_endpoint="http://0.0.0.0:8080/healthz")
-    elected = Config.from_env({name: value or "a-pod" for name, value in variables({**NO_CRDS, "replicas": 2}).items()})
-    assert elected.lease == LeaseConfig(identity="a-pod")
+    found = Config.from_env({name: value or "a-pod" for name, value in variables(NO_CRDS).items()})
+    usual = replace(Config(), metrics_port=9090, liveness_endpoint="http://0.0.0.0:8080/healthz")
+    assert found == replace(usual, lease=LeaseConfig(identity="a-pod"))
 
 
 def test_what_is_set_is_what_the_operator_reads() -> None:

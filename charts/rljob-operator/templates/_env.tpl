@@ -2,7 +2,7 @@
 The environment of the operator: each RLJOB_OPERATOR_* variable that it knows, from the values. Durations are written as they stand there, and
 defaults are written too, so that `kubectl describe` shows what an operator runs with.
 */}}
-{{- define "rljob-operator.env" -}}
+{{- define "rljob-operator.ownEnv" -}}
 {{- with .Values.prometheus.url }}
 - name: RLJOB_OPERATOR_PROMETHEUS_URL
   value: {{ . | quote }}
@@ -55,13 +55,12 @@ defaults are written too, so that `kubectl describe` shows what an operator runs
 - name: RLJOB_OPERATOR_READY_DEADLINE
   value: {{ .readyDeadline | quote }}
 {{- end }}
-{{- if include "rljob-operator.elects" . }}
 - name: RLJOB_OPERATOR_LEADER_ELECTION
   value: "true"
 - name: RLJOB_OPERATOR_LEASE_NAMESPACE
-  value: {{ .Release.Namespace }}
+  value: {{ .Release.Namespace | quote }}
 - name: RLJOB_OPERATOR_LEASE_NAME
-  value: {{ include "rljob-operator.leaseName" . }}
+  value: {{ include "rljob-operator.leaseName" . | quote }}
 - name: RLJOB_OPERATOR_IDENTITY
   valueFrom:
     fieldRef:
@@ -74,11 +73,15 @@ defaults are written too, so that `kubectl describe` shows what an operator runs
 - name: RLJOB_OPERATOR_RENEW_PERIOD
   value: {{ .renewPeriod | quote }}
 {{- end }}
-{{- end }}
 {{- if eq .Values.compiledCode "emptyDir" }}
 - name: NUMBA_CACHE_DIR
   value: /var/cache/rljob
 {{- end }}
+{{- end }}
+
+{{/* All of the container's variables: the chart's, and those of the values. */}}
+{{- define "rljob-operator.env" -}}
+{{- include "rljob-operator.ownEnv" . | trim }}
 {{- with .Values.extraEnv }}
 {{ toYaml . }}
 {{- end }}

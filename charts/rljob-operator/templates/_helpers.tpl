@@ -24,23 +24,37 @@ Service, hence the limit.
 
 {{- define "rljob-operator.selectorLabels" -}}
 app.kubernetes.io/name: rljob-operator
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end }}
 
 {{/* The pod of `helm test`: no pod of the operator, so that no Service, policy or budget takes it for one. */}}
 {{- define "rljob-operator.testLabels" -}}
 app.kubernetes.io/name: rljob-operator-test
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end }}
 
-{{- define "rljob-operator.labels" -}}
-{{ include "rljob-operator.selectorLabels" . }}
+{{/* What the chart says of every object. */}}
+{{- define "rljob-operator.ownLabels" -}}
+{{- include "rljob-operator.selectorLabels" . }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" }}
-{{- with .Values.commonLabels }}
-{{ toYaml . }}
 {{- end }}
+
+{{/* The labels of every object. */}}
+{{- define "rljob-operator.labels" -}}
+{{- include "rljob-operator.merged" (list .Values.commonLabels (include "rljob-operator.ownLabels" . | fromYaml)) }}
+{{- end }}
+
+{{/* A list of maps as one; where two have the same key, the later one counts. Written one after the other they would have it twice. */}}
+{{- define "rljob-operator.merged" -}}
+{{- $found := dict }}
+{{- range $map := . }}
+{{- range $key, $value := $map }}
+{{- $_ := set $found $key $value }}
+{{- end }}
+{{- end }}
+{{- toYaml $found }}
 {{- end }}
 
 {{- define "rljob-operator.serviceAccountName" -}}
@@ -61,8 +75,8 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 {{- end }}
 {{- end }}
 
-{{/* "true" if there is an election, else nothing. */}}
-{{- define "rljob-operator.elects" -}}
+{{/* "true" if there is a standby, else nothing. There is an election in any case: how many replicas there are may change while they run. */}}
+{{- define "rljob-operator.standby" -}}
 {{- if gt (int .Values.replicas) 1 }}true{{ end }}
 {{- end }}
 

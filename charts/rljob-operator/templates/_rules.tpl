@@ -80,7 +80,7 @@ written; which part of it is in a ClusterRole and which in Roles depends on the 
   verbs: [create]
 {{- end }}
 
-{{/* What a replica may do in its own namespace where there is an election: take part in it, and nothing else. */}}
+{{/* What a replica may do in its own namespace: take part in the election, and nothing else. */}}
 {{- define "rljob-operator.leaderRules" -}}
 # A name can't be given for what does not exist yet.
 - apiGroups: [coordination.k8s.io]
@@ -88,6 +88,6 @@ written; which part of it is in a ClusterRole and which in Roles depends on the 
   verbs: [create]
 - apiGroups: [coordination.k8s.io]
   resources: [leases]
-  resourceNames: [{{ include "rljob-operator.leaseName" . }}]
+  resourceNames: [{{ include "rljob-operator.leaseName" . | quote }}]
   verbs: [get, patch]
 {{- end }}

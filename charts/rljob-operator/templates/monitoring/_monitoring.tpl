@@ -9,13 +9,10 @@ scrapeTimeout: {{ . }}
 
 {{/* Metadata of a monitor or a rule; dict of root, name and labels. */}}
 {{- define "rljob-operator.monitoringMetadata" -}}
-name: {{ .name }}
-namespace: {{ .root.Release.Namespace }}
+name: {{ .name | quote }}
+namespace: {{ .root.Release.Namespace | quote }}
 labels:
-  {{- include "rljob-operator.labels" .root | nindent 2 }}
-  {{- with .labels }}
-  {{- toYaml . | nindent 2 }}
-  {{- end }}
+  {{- include "rljob-operator.merged" (list (include "rljob-operator.labels" .root | fromYaml) .labels) | nindent 2 }}
 {{- end }}
 
 {{/*
