@@ -47,6 +47,7 @@ LATER = {
 ABSENT = {
     'code=~"0|429|5.."': "the API server refuses nothing here",
     'reason="Adopted"': "the job is none that adopts workloads",
+    'phase=~"Suspended|Complete"': "the job runs",
 }
 """Parts of selectors in alerts that select nothing here, with the reason."""
 
