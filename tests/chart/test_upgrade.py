@@ -42,6 +42,8 @@ QUICK: Json = {
         "readyDeadline": "60s",
     },
     "prometheus": {"scrapeInterval": "1s"},
+    # Operators are killed, and their successors wait for the end of the Lease.
+    "leaderElection": {"leaseDuration": "5s", "renewDeadline": "4s", "renewPeriod": "500ms"},
 }
 """Values of this chart in a test's time."""
 
