@@ -10,7 +10,7 @@ from rljob_operator.config import Config
 from rljob_operator.decide import Decision, Situation, calibrated, decide, recorded
 from rljob_operator.edges import Edges
 from rljob_operator.hindsight import measured_move, with_measured_gain
-from rljob_operator.measured import calibration_of, followed_lengths, kept, lengths_of
+from rljob_operator.measured import by_count, calibration_of, followed_lengths, kept, lengths_of
 from rljob_operator.metrics import OperatorMetrics
 from rljob_operator.moves import Moves
 from rljob_operator.passes import Pass
@@ -61,6 +61,7 @@ class Deciding:
         known = calibration_of(this.before.calibration)
         known = with_constants(known, this.before.learned, split.samplers.tensor_parallel)
         calibration = calibrated(known, telemetry, spec, split, this.inventory.rooms)
+        calibration = by_count(calibration, telemetry, spec, split, this.inventory.rooms)
         lengths = followed_lengths(lengths_of(this.before.calibration), telemetry, spec)
         situation = Situation(
             spec=spec,

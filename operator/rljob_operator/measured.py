@@ -7,6 +7,9 @@ throughout, since a rate over ten minutes and a gauge of this instant describe d
 A latency between tokens is not all that samplers may lose: prefills, preemptions, a router that feeds them late. Where the trainer
 waits for samplers, so that every token counts, the tokens that came out per running sample say it all, and count instead.
 
+Where times are noisy, how many samples run tells without any clock how the two sides compare (``reconciled``): whoever sees a full queue knows
+that samplers have time to spare, whatever both sides report of their times.
+
 What is learned is kept in the status between decisions; the last part of this module turns it into that and back.
 """
 
@@ -14,6 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import quantiles
 
 from rljob_operator.growth import LengthTrend, followed
@@ -21,9 +25,9 @@ from rljob_operator.readings import LengthHistogram, Reading, SamplerTelemetry, 
 from rljob_operator.rebalance import epoch_s, timestamp
 from rljob_operator.status import rounded
 from rljob_planner.api.evidence import EvidenceStatus, LengthTrendStatus
-from rljob_planner.api.spec import RLJobSpec
+from rljob_planner.api.spec import Bound, RLJobSpec
 from rljob_planner.api.status import CalibrationStatus
-from rljob_planner.calibrate import Calibration, SamplerReading, TrainerReading, updated
+from rljob_planner.calibrate import Calibration, SamplerReading, TrainerReading, speeds, updated
 from rljob_planner.errors import PlanningError
 from rljob_planner.evidence import Evidence
 from rljob_planner.placement import Room
@@ -38,6 +42,18 @@ FEWEST_SIBLINGS, INTERQUARTILE = 4, 1.349
 
 SAMPLERS_BIND = 0.10
 """Share of the window that the trainer waits from which on samplers are what the period hangs on."""
+
+MOST_WAITED = 0.8
+"""Share of the window that the trainer waits beyond which too little of its time is left to tell the period by."""
+
+COUNT_ERROR = 0.06
+"""Standard error of the logarithm of the ratio of both sides by the counts of one window, as a steady job without noise shows it."""
+
+FEWEST_STEPS, MOST_SURPLUS = 3, 1.3
+"""Steps that a window has to hold, and tokens generated over tokens trained up to which the two are the same but for the window's edges."""
+
+MOST_OFF = 3.0
+"""What two times may disagree with the count of running samples, at most: more is no noise but a count that is off."""
 
 MOST_LOST = 1.5
 """Seconds a token by what came out over the latency between tokens, at most: more is no loss of samplers but a count that is off."""
@@ -55,6 +71,8 @@ def calibrated(
         samplers = None
     if samplers is None and trainer is None:
         return previous
+    if samplers is not None and trainer is not None:
+        samplers, trainer = reconciled(samplers, trainer, telemetry, spec)
     try:
         return updated(previous, spec, split, rooms, samplers, trainer, at_s=telemetry.at, window_s=telemetry.window_s)
     except (PlanningError, ArithmeticError, ValueError):
@@ -82,6 +100,68 @@ def sampler_reading(telemetry: Telemetry, spec: RLJobSpec) -> SamplerReading | N
         resident_tokens_per_replica=resident,
         noise=_sibling_noise(telemetry),
     )
+
+
+def by_count(
+    calibration: Calibration, telemetry: Telemetry, spec: RLJobSpec, split: Split, rooms: Sequence[Room]
+) -> Calibration:
+    """The calibration with the ratio of both sides as the window's counts have it, where they tell it; their mean speed stays.
+
+    An average of times as noisy as that needs an hour to be sure of the ratio, and one window of counts tells it.
+    """
+    samplers, trainer = sampler_reading(telemetry, spec), trainer_reading(telemetry, spec)
+    if samplers is None or trainer is None or None in (calibration.sampler_evidence, calibration.trainer_evidence):
+        return calibration
+    agreed = reconciled(samplers, trainer, telemetry, spec)
+    if agreed == (samplers, trainer):
+        return calibration
+    try:
+        sampler, step = speeds(calibration, spec, split, rooms, *agreed)
+    except (PlanningError, ArithmeticError, ValueError):
+        return calibration
+    if sampler is None or step is None:
+        return calibration
+    return calibration.with_ratio(sampler / step)
+
+
+def reconciled(
+    samplers: SamplerReading, trainer: TrainerReading, telemetry: Telemetry, spec: RLJobSpec
+) -> tuple[SamplerReading, TrainerReading]:
+    """Both readings, made to agree with what the samples that run say of them, under ``admission``.
+
+    There what is generated is what is trained, so by Little's law a sample decodes for as many periods as samples run for one of
+    a batch: seconds a token over seconds a period = running / (samples a step × tokens a sample), by counts alone. Each side's
+    time is off by what it is off; their ratio, on which the split depends, need not be. The mean of the two stays. A window holds a few
+    steps, so that counts err, too: they count where times are noisier than they are, as samplers that should be alike show.
+    """
+    if samplers.noise <= COUNT_ERROR:
+        return samplers, trainer
+    waited, response = telemetry.trainer_wait_share.value, telemetry.trained_tokens_per_sample.value
+    latency_s = telemetry.iteration_s.value
+    if spec.staleness.bound is not Bound.ADMISSION or waited is None or not response or not latency_s:
+        return samplers, trainer
+    if waited > MOST_WAITED:
+        return samplers, trainer
+    token_s = _token_s(telemetry, latency_s, samplers.running_per_replica)
+    sync_s = telemetry.weight_sync_s.value or 0.0
+    period_s = (trainer.step_s + sync_s) / (1.0 - waited)
+    running = samplers.running_per_replica * len(telemetry.ready_samplers)
+    off = running * period_s / (trainer.samples * response * token_s)
+    if not 1.0 / MOST_OFF <= off <= MOST_OFF or _fills_up(telemetry, trainer.samples * response):
+        return samplers, trainer
+    step_s = period_s / math.sqrt(off) * (1.0 - waited) - sync_s
+    if step_s <= 0.0:
+        return samplers, trainer
+    return replace(samplers, iteration_s=samplers.iteration_s * math.sqrt(off)), replace(trainer, step_s=step_s)
+
+
+def _fills_up(telemetry: Telemetry, step_tokens: float) -> bool:
+    """Whether more was generated than trained, as while the queue of a young job fills; also where that is not known."""
+    rate, steps = telemetry.fleet(_generated_per_s, mean).value, telemetry.steps_in_window.value
+    if rate is None or not steps or steps < FEWEST_STEPS:
+        return True
+    generated = rate * len(telemetry.ready_samplers) * telemetry.window_s
+    return generated > MOST_SURPLUS * steps * step_tokens
 
 
 def _sibling_noise(telemetry: Telemetry) -> float:

@@ -102,6 +102,21 @@ class Calibration:
         evidence = self.trainer_evidence
         return UNMEASURED_ERROR if evidence is None else evidence.error_of(self.trainer_factor)
 
+    def with_ratio(self, samplers_over_trainer: float) -> Calibration:
+        """The same mean speed with another ratio of the factors, known otherwise than from averages alone.
+
+        What the averages are compared with shifts with them: a factor is not the less certain for it.
+        """
+        shift = 0.5 * (math.log(samplers_over_trainer) - math.log(self.sampler_factor / self.trainer_factor))
+        samplers, trainer = self.sampler_evidence, self.trainer_evidence
+        return replace(
+            self,
+            sampler_factor=_clamped(self.sampler_factor * math.exp(shift)),
+            trainer_factor=_clamped(self.trainer_factor * math.exp(-shift)),
+            sampler_evidence=None if samplers is None else replace(samplers, recent=samplers.recent + shift),
+            trainer_evidence=None if trainer is None else replace(trainer, recent=trainer.recent - shift),
+        )
+
     @property
     def readings(self) -> float:
         """Independent readings of the side that was measured least; 1 where one was not."""
@@ -177,12 +192,7 @@ def updated(
     ``accelerators`` are the GPU types, or the nodes that tell them. The readings are means over ``window_s`` seconds that ended at
     ``at_s`` (since the epoch); without a window each counts as a new one. Raises PlanningError if the spec has no model of its own.
     """
-    job = Job.of(spec, accelerators, calibration=previous)
-    sampler = trainer = None
-    if sampler_reading is not None:
-        sampler = _speed(sampler_reading.iteration_s, _predicted_iteration_s(job, split, sampler_reading))
-    if trainer_reading is not None:
-        trainer = _speed(trainer_reading.step_s, _predicted_step_s(job, split, trainer_reading))
+    sampler, trainer = speeds(previous, spec, split, accelerators, sampler_reading, trainer_reading)
     if sampler is None and trainer is None:
         return previous
     noise = 0.0 if sampler_reading is None else sampler_reading.noise
@@ -203,6 +213,24 @@ def updated(
         sampler_evidence=samplers.evidence,
         trainer_evidence=trainers.evidence,
     )
+
+
+def speeds(
+    previous: Calibration,
+    spec: RLJobSpec,
+    split: Split,
+    accelerators: Accelerators | Sequence[Room],
+    sampler_reading: SamplerReading | None,
+    trainer_reading: TrainerReading | None,
+) -> tuple[float | None, float | None]:
+    """Measured over modelled speed of the samplers and of the trainer by one reading of each; raises as ``updated`` does."""
+    job = Job.of(spec, accelerators, calibration=previous)
+    sampler = trainer = None
+    if sampler_reading is not None:
+        sampler = _speed(sampler_reading.iteration_s, _predicted_iteration_s(job, split, sampler_reading))
+    if trainer_reading is not None:
+        trainer = _speed(trainer_reading.step_s, _predicted_step_s(job, split, trainer_reading))
+    return sampler, trainer
 
 
 @dataclass(frozen=True)
