@@ -23,6 +23,7 @@ from dev.installer_role import ACCOUNT, NAMESPACE, PATH
 from dev.kubetools import HELM_MAJORS
 from dev.rights import Judgement, Right, granted, read
 from tests.cluster.jobs import job
+from tests.cluster.rig import Operator
 
 pytestmark = pytest.mark.cluster
 
@@ -191,6 +192,34 @@ def test_the_operator_may_do_what_the_charts_roles_say_and_no_more(
     assert found.rights == everywhere | election
     secret = [right for right in found.rights if right.resource.startswith("secrets") or "*" in str(right)]
     assert secret == []
+
+
+def test_one_replica_leads_at_once_and_on_when_a_second_one_comes(
+    plane: ControlPlane, released: None, tmp_path: Path
+) -> None:
+    def holder() -> str:
+        path = f"/apis/coordination.k8s.io/v1/namespaces/{SYSTEM}/leases/{RELEASE}"
+        return str(plane.api.request("GET", path)["spec"].get("holderIdentity") or "") if exists(plane, path) else ""
+
+    def operator(name: str, replicas: int) -> Operator:
+        found = install(plane, {"replicas": replicas})
+        return Operator(found, found.kubeconfig, tmp_path / name, {"RLJOB_OPERATOR_IDENTITY": name})
+
+    alone = operator("alone", 1)
+    try:
+        alone.start()
+        plane.wait_until("it to lead", lambda: holder().startswith("alone_"))
+        second = operator("second", 2)
+        try:
+            second.start()
+            assert holder().startswith("alone_")
+            assert "leading as" not in second.log()
+            assert alone.terminate() == 0
+            plane.wait_until("the second one to lead", lambda: holder().startswith("second_"))
+        finally:
+            second.stop()
+    finally:
+        alone.stop()
 
 
 def test_an_operator_of_some_namespaces_may_do_nothing_in_others(plane: ControlPlane, released: None) -> None:
