@@ -14,8 +14,8 @@ from pydantic import BaseModel
 from dev.bench.drift.result import DriftJson
 from dev.bench.drift.traces import Trace
 from rljob_operator.explanation import ExplanationJson
-from rljob_operator.page.model import JobPageJson, StatusPageJson
 from rljob_operator.overview import OverviewJson
+from rljob_operator.page.model import JobPageJson, StatusPageJson
 from rljob_planner._calibration_json import CalibrationJson
 from rljob_planner._compare_json import ComparisonJson
 from rljob_planner._diagnosis_json import DiagnosisJson

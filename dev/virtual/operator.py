@@ -178,7 +178,9 @@ class VirtualOperator:
 
     def _start_job(self, obj: Json) -> None:
         meta = obj["metadata"]
-        job = _Job(meta["namespace"], meta["name"], meta["uid"], asyncio.Event(), meta["generation"], byhand.asked(meta))
+        job = _Job(
+            meta["namespace"], meta["name"], meta["uid"], asyncio.Event(), meta["generation"], byhand.asked(meta)
+        )
         self._jobs[job.uid] = job
         job.task = self.cluster.clock.spawn(self._run(job))
 
