@@ -87,10 +87,12 @@ class Edges:
         session: aiohttp.ClientSession,
         planned: Callable[[float], None] = lambda _: None,
         credentials: Credentials | None = None,
+        asking: Callable[[bool], None] = lambda _: None,
     ) -> Edges:
         """The machine's clocks, Prometheus over HTTP, and the planner itself.
 
-        ``planned`` is told the seconds of each question; ``credentials`` are the operator's for Prometheus, None for none.
+        ``planned`` is told the seconds of each question, ``asking`` when one begins to wait for its turn and when it is answered;
+        ``credentials`` are the operator's for Prometheus, None for none.
         """
 
         async def observe(url: str, question: Question) -> Telemetry:
@@ -111,7 +113,11 @@ class Edges:
             )
 
         async def in_thread(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-            return await _on_planner_thread(planned, functools.partial(function, *args, **kwargs))
+            asking(True)
+            try:
+                return await _on_planner_thread(planned, functools.partial(function, *args, **kwargs))
+            finally:
+                asking(False)
 
         return cls(observe, in_thread=in_thread)
 

@@ -15,7 +15,6 @@ import logging
 import os
 import signal
 import sys
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -96,10 +95,7 @@ def registry(config: Config) -> tuple[kopf.OperatorRegistry, Memo]:
             raise RuntimeError("the watch of pods ended, so that nothing would be seen any more")
         if memo.election is not None and memo.election.done() and not memo.closing:
             raise RuntimeError("the leader election ended, so that this replica would never lead again")
-        if not memo.leading:
-            return 0.0
-        now = time.monotonic()
-        silence_s = max((now - job.last_pass_s for job in memo.jobs.values()), default=0.0)
+        silence_s = memo.loop_age_s()
         if silence_s > LONGEST_SILENCE_S:
             raise RuntimeError(f"a job had no pass for {silence_s:.0f} s")
         return silence_s

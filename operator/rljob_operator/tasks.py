@@ -56,6 +56,8 @@ class JobTask:
     asked: str = ""
     """The request for a move that it was woken for."""
     last_pass_s: float = field(default_factory=time.monotonic)
+    asking: bool = False
+    """Whether its pass waits for the planner, which answers one job after the other."""
 
 
 @dataclass
@@ -79,6 +81,8 @@ class Memo:
     election: asyncio.Task[None] | None = None
     take_over: TakeOver | None = None
     pods: watches.Pods | None = None
+    answered_s: float = field(default_factory=time.monotonic)
+    """When the planner last answered anybody, by the monotonic clock."""
 
     def __post_init__(self) -> None:
         config = self.config
@@ -127,11 +131,22 @@ class Memo:
             self.metrics.forget(job.namespace, job.name)
 
     def loop_age_s(self) -> float:
-        """Seconds since the last pass over the job that had none for longest; 0 while this replica does not lead."""
+        """Seconds since the last pass over the job that had none for longest; 0 while this replica does not lead.
+
+        A job that waits for its turn at the planner is as old as the planner's last answer: many that ask at once are no standstill.
+        """
         if not self.leading:
             return 0.0
         now = time.monotonic()
-        return max((now - job.last_pass_s for job in tuple(self.jobs.values())), default=0.0)
+        seen = (
+            max(job.last_pass_s, self.answered_s) if job.asking else job.last_pass_s
+            for job in tuple(self.jobs.values())
+        )
+        return max((now - last_s for last_s in seen), default=0.0)
+
+    def _planned(self, seconds: float) -> None:
+        self.answered_s = time.monotonic()
+        self.metrics.planned(seconds)
 
     async def hand_over(self) -> None:
         """Ends the passes, lets the writes under way finish, and gives the Lease back. Never raises."""
@@ -184,9 +199,13 @@ class Memo:
         """Runs passes over a job until it is gone; an error delays the next pass and ends nothing."""
         assert self.fenced is not None
         assert self.session is not None
+
+        def asking(waits: bool) -> None:
+            job.asking = waits
+
         reconciler = Reconciler(
             cluster=self.fenced,
-            edges=Edges.real(self.session, self.metrics.planned, self.credentials),
+            edges=Edges.real(self.session, self._planned, self.credentials, asking),
             view=self.view,
             config=self.config,
             metrics=self.metrics,

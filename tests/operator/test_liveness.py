@@ -15,6 +15,7 @@ from kopf._core.engines.probing import health_reporter
 
 from dev.controlplane.ports import free_ports
 from rljob_operator.config import Config
+from rljob_operator.edges import Edges
 from rljob_operator.handlers import LONGEST_SILENCE_S, registry
 from rljob_operator.tasks import JobTask, Memo
 
@@ -83,6 +84,28 @@ async def test_a_job_without_a_pass_fails_the_leader() -> None:
     async with served() as (memo, status):
         memo.jobs["uid"] = JobTask("team", "job", "uid", last_pass_s=time.monotonic() - LONGEST_SILENCE_S - 1)
         assert await status() == 500
+
+
+async def test_a_job_that_waits_for_a_planner_that_answers_others_is_alive() -> None:
+    long_ago = time.monotonic() - LONGEST_SILENCE_S - 1
+    async with served() as (memo, status):
+        memo.jobs["uid"] = JobTask("team", "job", "uid", last_pass_s=long_ago, asking=True)
+        assert await status() == 200
+    async with served() as (memo, status):
+        # A planner that answers nobody any more is a standstill.
+        memo.jobs["uid"] = JobTask("team", "job", "uid", last_pass_s=long_ago, asking=True)
+        memo.answered_s = long_ago
+        assert await status() == 500
+
+
+async def test_a_question_to_the_planner_is_told_while_it_waits() -> None:
+    told: list[bool] = []
+    async with aiohttp.ClientSession() as session:
+        edges = Edges.real(session, asking=told.append)
+        assert await edges.in_thread(lambda: list(told)) == [True]
+        with pytest.raises(ZeroDivisionError):
+            await edges.in_thread(lambda: 1 // 0)
+    assert told == [True, False, True, False]
 
 
 async def test_an_operator_that_is_told_to_stop_is_not_killed_for_it() -> None:
