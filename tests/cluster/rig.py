@@ -98,7 +98,7 @@ class Operator:
         """Starts it and waits until it answers its liveness probe."""
         ports = self._installed.local_ports()
         env = {
-            **os.environ,
+            **{name: value for name, value in os.environ.items() if not name.startswith("RLJOB_OPERATOR_")},
             **self._installed.local_env(ports),
             "KUBECONFIG": str(self._kubeconfig),
             **self._env,
