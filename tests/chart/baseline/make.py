@@ -99,7 +99,8 @@ def checkout(commit: str = COMMIT) -> Iterator[Path]:
         archive.write_bytes(got.stdout)
         tree = Path(folder) / "tree"
         with tarfile.open(archive) as tar:
-            tar.extractall(tree, filter="data")
+            # The first releases of Python 3.11 know no filter, and what was packed here needs none.
+            tar.extractall(tree, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
         yield tree
 
 
