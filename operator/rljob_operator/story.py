@@ -83,7 +83,10 @@ def next_step(spec: RLJobSpec, status: RLJobStatus) -> str:
     last = last_decision(status)
     if last is None:
         return "the first decision"
-    said = NEXT.get(last.code, last.message).format(wish="" if last.to_split is None else last.to_split.label())
+    said = NEXT.get(last.code, last.message).format(wish=_SOME if last.to_split is None else last.to_split.label())
+    if last.to_split is None and last.code in (DecisionCode.RECOMMEND_ONLY, DecisionCode.INITIAL_ONLY):
+        # The split is the right one; what is wished is a cap, which nobody but the operator sets.
+        said = f"nothing by itself, since rebalance.mode is {spec.rebalance.mode.value}: in Auto it would change the in-flight cap ({last.message})"
     every = (
         ""
         if spec.rebalance.mode is RebalanceMode.INITIAL and last.code is DecisionCode.INITIAL_ONLY
@@ -91,6 +94,9 @@ def next_step(spec: RLJobSpec, status: RLJobStatus) -> str:
     )
     return said + every
 
+
+_SOME = "another split"
+"""What a wish is called of which no split is known."""
 
 _MUCH = 0.15
 """Change of the mean response length from which on it is named as what a move was made for."""

@@ -98,6 +98,18 @@ def test_every_decision_has_a_limit_and_something_that_comes_next(code: Decision
 
 
 @pytest.mark.parametrize(
+    ("mode", "code"), [("Recommend", DecisionCode.RECOMMEND_ONLY), ("Initial", DecisionCode.INITIAL_ONLY)]
+)
+def test_a_wish_for_another_cap_alone_is_told_as_such(mode: str, code: DecisionCode) -> None:
+    cap = wished(code).model_copy(update={"to_split": None, "message": "the best in-flight cap is 480 samples"})
+    said = story.next_step(spec(rebalance={"mode": mode}), running(cap))
+    assert (
+        f"rebalance.mode is {mode}: in Auto it would change the in-flight cap (the best in-flight cap is 480 samples)"
+        in said
+    )
+
+
+@pytest.mark.parametrize(
     ("kind", "status", "reason", "limit"),
     [
         (ConditionType.PLANNED, "False", "DoesNotFit", Limit.PLACEMENT),
