@@ -81,7 +81,7 @@ def answered(job: RLJobSpec, rooms: tuple[Room, ...] | None = None) -> Plan | Pl
         ({"accelerator": None}, "UnknownAccelerator", "spec.accelerator"),
         ({"model": {"name": "Qwen/Nothing"}}, "UnknownModel", "'Qwen/Nothing' is not known"),
         ({"model": {"config": {"model_type": "qwen2", "hidden_size": 0}}}, "UnknownModel", "hidden_size"),
-        ({"gpus": 128, "trainer__gpusPerReplica": 64}, "DoesNotFit", "whole on one node"),
+        ({"gpus": 128, "trainer__gpusPerReplica": 64}, "DoesNotFit", "spec.trainer.gpusPerReplica: 8 or less"),
         ({"staleness": {"bound": "hold", "max": 0}}, "NothingFeasible", "raise staleness.max"),
     ],
     ids=str,
