@@ -26,7 +26,7 @@ SUITE = Path(__file__).parent / "cluster"
 
 @dataclass
 class Record:
-    """What this session has of the cluster tests."""
+    """What a test run has of the cluster tests."""
 
     begun: set[Path] = field(default_factory=set)
     """Files of which a test began."""
@@ -96,7 +96,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def audited(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Audited]:
-    """The notes of this session; every plane of it writes there, those of child processes too."""
+    """The notes of one test run; every plane of it writes there, those of child processes too."""
     folder = tmp_path_factory.mktemp("audit")
     before = os.environ.get(FOLDER_VARIABLE)
     os.environ[FOLDER_VARIABLE] = str(folder)
