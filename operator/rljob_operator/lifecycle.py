@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rljob_operator import gate, rebalance
+from rljob_operator import gate, planning, rebalance
 from rljob_operator.observation import epoch_s, some, timestamp
 from rljob_operator.readings import Telemetry
 from rljob_operator.rebalance import Targets
@@ -58,8 +58,9 @@ def targets_of(
     workloads: Workloads,
     now_s: float,
 ) -> Targets | None:
-    """The replicas that both workloads should have now; None while there is no split to make them from."""
-    if status.split is None:
+    """The replicas that both workloads should have now; None while there is no split to make them from, or none that the spec allows."""
+    pods = tuple(pods)
+    if status.split is None or _outdated(spec, status, pods, workloads):
         return None
     if not stopping(spec, status):
         return _above_minima(spec, status, rebalance.targets(status.split, status.rebalance), workloads)
@@ -69,6 +70,18 @@ def targets_of(
     if has_drained(spec, status, pods, telemetry, now_s):
         return NOTHING
     return Targets(samplers or 0, trainers or 0)
+
+
+def _outdated(spec: RLJobSpec, status: RLJobStatus, pods: tuple[gate.Pod, ...], workloads: Workloads) -> bool:
+    """Whether the spec was edited after the first plan and before anything was made of it, so that the split breaks it.
+
+    Then nothing of that split is made: there is nothing to move yet, and another plan costs nothing. Later the split in force stays
+    until a move has left it.
+    """
+    started = status.phase not in (Phase.PENDING, Phase.PLANNED, Phase.STARTING) or status.rebalance is not None
+    if started or stopping(spec, status) or status.split is None or pods or any(workloads):
+        return False
+    return bool(planning.violations(spec, status.split))
 
 
 def _above_minima(spec: RLJobSpec, status: RLJobStatus, wished: Targets, workloads: Workloads) -> Targets:

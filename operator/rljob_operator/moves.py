@@ -228,7 +228,7 @@ class Moves:
         this.update(plan=planning.plan_status(found, this.now_s))
         self.start(this, found.split, reason, 0.0, published_generation, cause=MoveCause.SPEC_CHANGE)
 
-    async def replan_stopped(self, this: Pass) -> None:
+    async def replan_without_pods(self, this: Pass) -> None:
         """The same for a job that holds no pod: there is nothing to move, so that another split is in force at once."""
         split = this.before.split
         broken = () if split is None else planning.violations(this.spec, split)
@@ -238,7 +238,8 @@ class Moves:
         if isinstance(found, Verdict):
             this.verdicts[ConditionType.PLANNED] = Verdict(False, found.reason, f"{broken[0]}, and {found.message}")
             return
-        reason = f"the spec changed while the job was suspended: {'; '.join(broken)}"
+        when = "while the job was suspended" if this.spec.suspend else "before the job's pods were made"
+        reason = f"the spec changed {when}: {'; '.join(broken)}"
         self._said_by_spec(this, DecisionCode.SPEC_CHANGED, reason, found.split)
         this.update(plan=planning.plan_status(found, this.now_s), split=found.split)
 

@@ -37,7 +37,7 @@ from rljob_operator.reporting import Reporting
 from rljob_operator.reservation import others_plan_first
 from rljob_operator.rivals import rivals_of
 from rljob_operator.running import Running
-from rljob_operator.starting import Starting
+from rljob_operator.starting import AT_ONCE_S, REPLAN_AFTER_S, Starting
 from rljob_operator.stopping import Stopping
 from rljob_operator.view import View
 from rljob_planner.api.spec import RLJob
@@ -207,5 +207,9 @@ class Reconciler:
             return
         if this.spec.suspend:
             await self._stopping.look_suspended(this)
+            return
+        if this.targets is None:
+            await self._running.replan_without_pods(this)
+            this.soon(AT_ONCE_S if this.now.split != this.before.split else REPLAN_AFTER_S)
             return
         await self._running.look(this, published_generation)

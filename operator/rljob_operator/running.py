@@ -46,9 +46,9 @@ class Running:
         this.soon(self._config.move_tick_s if since == this.now.drained_since else 0.0)
         this.update(drained_since=since)
 
-    async def replan_stopped(self, this: Pass) -> None:
+    async def replan_without_pods(self, this: Pass) -> None:
         """Brings the split of a job that holds no pod back to its spec: without pods there is nothing to move."""
-        await self._moves.replan_stopped(this)
+        await self._moves.replan_without_pods(this)
 
     async def look(self, this: Pass, published_generation: int) -> None:
         """One look at a job that should run."""

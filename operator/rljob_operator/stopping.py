@@ -49,7 +49,7 @@ class Stopping:
         if _holds(this):
             await self._running.watch_drain(this)
         elif move is None:
-            await self._running.replan_stopped(this)
+            await self._running.replan_without_pods(this)
         this.verdicts[ConditionType.READY] = status.suspended(
             some_exist=this.some_exist, waits_for=self._waits_for(this)
         )

@@ -242,6 +242,29 @@ async def test_a_spec_that_was_corrected_is_planned_again() -> None:
     assert world.condition("Planned")[0] == "True"
 
 
+async def test_nothing_is_made_of_a_first_plan_that_an_edit_has_overtaken() -> None:
+    world = memory(trainer={"minReplicas": SPLIT.trainers.replicas + 1})
+    world.status["phase"] = "Planned"
+    reconciler = world.reconciler()
+    await reconciler.run_pass()
+    assert not world.objects, "the split breaks the spec, and there is nothing to move yet"
+    assert world.status["split"]["trainers"]["replicas"] > SPLIT.trainers.replicas
+    assert world.status["decisions"][-1]["code"] == "SpecChanged"
+    assert "before the job's pods were made" in world.status["decisions"][-1]["message"]
+    await reconciler.run_pass()
+    made = world.objects["Deployment", "mine-trainers"]["spec"]["replicas"]
+    assert made == world.status["split"]["trainers"]["replicas"]
+
+
+async def test_a_first_plan_that_no_split_can_replace_makes_nothing_and_says_so() -> None:
+    world = memory(gpus=64, trainer={"minReplicas": 5})
+    world.status["phase"] = "Planned"
+    await world.reconciler().run_pass()
+    assert not world.objects
+    assert world.condition("Planned")[0] == "False"
+    assert "trainer.minReplicas 5" in world.condition("Planned")[2]
+
+
 async def test_a_status_that_cant_be_read_changes_nothing_and_says_how_to_go_on() -> None:
     world = memory()
     world.job["status"]["phase"] = "Dancing"
