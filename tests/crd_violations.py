@@ -29,6 +29,7 @@ FULL = job(
         "spec.model": {"name": "Qwen/Qwen3-8B", "weights": "fp8", "kvCache": "fp8"},
         "spec.queue": {"capacity": 64, "overflow": "block"},
         "spec.sampler.engine": "vllm",
+        "spec.sampler.engineDefaults": False,
         "spec.sampler.gpusPerReplica": 1,
         "spec.sampler.minReplicas": 1,
         "spec.sampler.maxReplicas": 8,

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Iterable
 from dataclasses import replace
 
 from rljob_operator import children, gate, lifecycle, pools, rebalance, trouble
 from rljob_operator.actions import Actions
-from rljob_operator.cluster import ClusterError
-from rljob_operator.layout import LayoutPhase, layout_of
+from rljob_operator.cluster import ClusterError, Json
+from rljob_operator.engines import ENGINES
+from rljob_operator.layout import Layout, LayoutPhase, layout_of
 from rljob_operator.lifecycle import stopping
 from rljob_operator.passes import Pass
 from rljob_operator.rebalance import Targets, announced
@@ -130,6 +132,9 @@ class Acting:
             phase, told, draining = LayoutPhase.STEADY, announced(split, move), ()
         else:
             phase, told, draining = LayoutPhase.DRAINING, announced(split, move), move.victims
+        # What an eviction or somebody's hand takes is told as what a move takes is: its server finishes what runs and refuses what comes.
+        leaving = (gate.name_of(pod) for pod in samplers if gate.is_terminating(pod) and gate.is_held(pod))
+        draining = (*draining, *leaving)
         if live is not None and (phase is not LayoutPhase.STEADY or not this.all_ready):
             # New endpoints come with the generation that ends a move or a start; until then some may only leave.
             known = {endpoint["pod"] for endpoint in live["samplers"]["endpoints"]}
@@ -146,12 +151,24 @@ class Acting:
             in_flight_cap=split.in_flight if move is None else move.to_split.in_flight,
             rendezvous=children.rendezvous(this.job),
             checkpoint=checkpoint,
+            engine=ENGINES[this.spec.sampler.engine],
         )
-        if live is not None and json.loads(wished.to_json()) == live:
+        if live is not None and _says_nothing_new(live, wished, this.pods):
             return
         generation = max(generation, this.before.layout_generation) + 1
         text = replace(wished, generation=generation).to_json()
         await self._actions.publish_layout(this.job, text, generation, this.pods)
+
+
+def _says_nothing_new(live: Json, wished: Layout, pods: Iterable[Json]) -> bool:
+    """Whether a layout differs from the published one at most by pods that were draining and are gone by now.
+
+    That nobody need drain any more is no news that a trainer would have to acknowledge.
+    """
+    there = {gate.name_of(pod) for pod in pods}
+    said = json.loads(wished.to_json())
+    still = [name for name in live.get("draining") or () if name in there or name in said["draining"]]
+    return bool({**live, "draining": still} == said)
 
 
 def _liftable(this: Pass, targets: Targets) -> Targets:

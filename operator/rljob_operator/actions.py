@@ -12,6 +12,7 @@ import json
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from rljob_operator import children, gate, upgrade
@@ -100,7 +101,10 @@ class Actions:
                 pair = (str(live["metadata"]["resourceVersion"]), upgrade.identity(desired))
                 if self._alike.get((kind, name)) == pair:
                     continue
-                change = upgrade.change(live, desired)
+                before = None
+                if name == children.samplers_name(job) and kind == "Deployment":
+                    before = partial(children.sampler_workload, job, split, targets.samplers, bare=True)
+                change = upgrade.change(live, desired, before)
                 if not change.differing:
                     self._alike[kind, name] = pair
                     continue

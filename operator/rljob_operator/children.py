@@ -13,8 +13,9 @@ from typing import Any
 
 from rljob_operator.companions import companion_trials
 from rljob_operator.drift import edited_fields, workload_differs
+from rljob_operator.engines import ENGINES
 from rljob_operator.gate import SAMPLER, TRAINER
-from rljob_operator.layout import DEFAULT_PORT, LAYOUT_FILE, first_port
+from rljob_operator.layout import LAYOUT_FILE, first_port, server_port
 from rljob_operator.owned import head, selector_of, service_port, stamped_object
 from rljob_operator.template import TemplateError, pod_template, template_notes
 from rljob_operator.upgrade import recorded, sampler_part, trainer_part
@@ -28,6 +29,7 @@ __all__ = [
     "layout_config_map",
     "layout_name",
     "rendezvous",
+    "sampler_port",
     "sampler_workload",
     "samplers_name",
     "services",
@@ -76,12 +78,19 @@ def rendezvous(job: RLJob) -> str:
     return f"{host}:{first_port(job.spec.trainer.template.get('spec') or {}, RENDEZVOUS_PORT)}"
 
 
-def sampler_workload(job: RLJob, split: Split, replicas: int) -> dict[str, Any]:
+def sampler_port(job: RLJob) -> int:
+    """The port of the samplers' servers, as their template shows it."""
+    pod_spec = job.spec.sampler.template.get("spec") or {}
+    return server_port(pod_spec, ENGINES[job.spec.sampler.engine])
+
+
+def sampler_workload(job: RLJob, split: Split, replicas: int, *, bare: bool = False) -> dict[str, Any]:
     """The samplers' Deployment with ``replicas`` pods; of the split, only the shape of a replica is used.
 
-    Raises TemplateError if the job's name or template can't be made into one.
+    ``bare`` is as the version before the records made it (``upgrade``), without what the engine needs. Raises TemplateError if the job's name or
+    template can't be made into one.
     """
-    return _deployment(job, SAMPLER, split, replicas)
+    return _deployment(job, SAMPLER, split, replicas, bare=bare)
 
 
 def trainer_workload(job: RLJob, split: Split, replicas: int) -> dict[str, Any]:
@@ -119,7 +128,7 @@ def services(job: RLJob) -> tuple[dict[str, Any], ...]:
     samplers: dict[str, Any] = {
         "clusterIP": "None",
         "selector": selector_of(job, SAMPLER),
-        "ports": [service_port(first_port(job.spec.sampler.template.get("spec") or {}, DEFAULT_PORT), "http")],
+        "ports": [service_port(sampler_port(job), "http")],
     }
     trainers: dict[str, Any] = {
         "clusterIP": "None",
@@ -162,7 +171,7 @@ def another_autoscaler(hpas: Iterable[Mapping[str, Any]], name: str) -> str | No
     return None
 
 
-def _deployment(job: RLJob, role: str, split: Split, replicas: int) -> dict[str, Any]:
+def _deployment(job: RLJob, role: str, split: Split, replicas: int, *, bare: bool = False) -> dict[str, Any]:
     spec = {
         "replicas": replicas,
         "revisionHistoryLimit": 2,
@@ -170,18 +179,19 @@ def _deployment(job: RLJob, role: str, split: Split, replicas: int) -> dict[str,
         "progressDeadlineSeconds": _PROGRESS_DEADLINE_S,
         "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": "25%"}},
         "selector": {"matchLabels": selector_of(job, role)},
-        "template": _checked_template(job, role, split),
+        "template": _checked_template(job, role, split, bare=bare),
     }
     name = samplers_name(job) if role == SAMPLER else trainers_name(job)
     made = stamped_object(job, role, "apps/v1", "Deployment", name, {"spec": spec})
     return recorded(made, role, sampler_part(job, split) if role == SAMPLER else trainer_part(job, split))
 
 
-def _checked_template(job: RLJob, role: str, split: Split) -> dict[str, Any]:
+def _checked_template(job: RLJob, role: str, split: Split, *, bare: bool = False) -> dict[str, Any]:
     name, longest = str(job.metadata["name"]), _LONGEST_NAME[job.spec.trainer.kind]
     if len(name) > longest or not re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", name):
         raise TemplateError(
             f"metadata.name {name!r} can't name Services and StatefulSets: write at most {longest} lower-case letters, "
             f"digits and dashes, a letter first"
         )
-    return pod_template(job, role, split)
+    # Said only where it is so: whoever stands in for the maker of templates need not know of it.
+    return pod_template(job, role, split, bare=True) if bare else pod_template(job, role, split)

@@ -14,14 +14,16 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from rljob_operator.engines import VLLM, Engine
 from rljob_operator.gate import Pod, is_ready, is_terminal, is_terminating, name_of, natural
+from rljob_operator.serving import serving_port
 from rljob_planner.split import Split
 
 LAYOUT_FILE = "layout.json"
 """The key of the ConfigMap, and so the name of the file in ``/etc/rljob``."""
 
 DEFAULT_PORT = 8000
-"""Port of a sampler whose first container declares none: vLLM's default."""
+"""Port of a companion whose first container declares none."""
 
 
 class LayoutPhase(StrEnum):
@@ -147,6 +149,7 @@ def layout_of(
     in_flight_cap: int,
     rendezvous: str,
     checkpoint: bool = False,
+    engine: Engine = VLLM,
 ) -> Layout:
     """The layout for a split at a moment, from the sampler pods that exist.
 
@@ -168,7 +171,7 @@ def layout_of(
             gpus_per_replica=split.samplers.gpus_per_replica,
             tensor_parallel=split.samplers.tensor_parallel,
             max_running=split.samplers.max_running,
-            endpoints=endpoints_of(sampler_pods, leaving),
+            endpoints=endpoints_of(sampler_pods, leaving, engine),
         ),
         trainers=TrainerLayout(
             replicas=trainers_replicas,
@@ -186,10 +189,10 @@ def layout_of(
     )
 
 
-def endpoints_of(pods: Iterable[Pod], draining: Collection[str] = ()) -> tuple[Endpoint, ...]:
+def endpoints_of(pods: Iterable[Pod], draining: Collection[str] = (), engine: Engine = VLLM) -> tuple[Endpoint, ...]:
     """The samplers that take requests: Ready, with an IP, not draining, not terminating; sorted by pod."""
     endpoints = [
-        Endpoint(pod=name_of(pod), url=url_of(pod))
+        Endpoint(pod=name_of(pod), url=url_of(pod, engine))
         for pod in pods
         if is_ready(pod)
         and not is_terminating(pod)
@@ -200,10 +203,16 @@ def endpoints_of(pods: Iterable[Pod], draining: Collection[str] = ()) -> tuple[E
     return tuple(sorted(endpoints, key=lambda e: natural(e.pod)))
 
 
-def url_of(pod: Pod) -> str:
-    """``http://<pod IP>:<port>``, brackets round an IPv6 address; the port is the first that the first container declares."""
+def url_of(pod: Pod, engine: Engine = VLLM) -> str:
+    """``http://<pod IP>:<port>``, brackets round an IPv6 address; the port is that of ``server_port``."""
     ip = str(pod["status"]["podIP"])
-    return f"http://{f'[{ip}]' if ':' in ip else ip}:{first_port((pod.get('spec') or {}), DEFAULT_PORT)}"
+    return f"http://{f'[{ip}]' if ':' in ip else ip}:{server_port(pod.get('spec') or {}, engine)}"
+
+
+def server_port(pod_spec: Mapping[str, Any], engine: Engine) -> int:
+    """The port of a sampler's server: the first that the first container declares, else what its arguments say, else the engine's own."""
+    containers = pod_spec.get("containers") or ()
+    return serving_port(containers[0], engine) if containers else engine.port
 
 
 def first_port(pod_spec: Mapping[str, Any], default: int) -> int:

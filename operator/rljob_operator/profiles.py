@@ -68,7 +68,7 @@ def subject_of(spec: RLJobSpec, accelerators: Accelerators, constants: DecodeCon
         model=name,
         weights=spec.model.weights.value,
         kv_cache=spec.model.kv_cache.value,
-        engine=spec.sampler.engine,
+        engine=spec.sampler.engine.value,
         sampler_accelerator=accelerators.sampler.name,
         trainer_accelerator=accelerators.trainer.name,
         prompts_per_step=workload.prompts_per_step,

@@ -14,8 +14,9 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from rljob_operator import queueing, width
+from rljob_operator import queueing, serving, width
 from rljob_operator.eligibility import nodes_of, template_of, tolerations_of
+from rljob_operator.engines import ENGINES
 from rljob_operator.gate import GATE, MANAGED_BY_LABEL, NAME_LABEL, ROLE_LABEL, SAMPLER, TRAINER, UID_LABEL, pod_gpus
 from rljob_operator.quantity import QuantityError, quantity
 from rljob_planner.api.spec import RLJob
@@ -27,7 +28,6 @@ LAYOUT_VOLUME = "rljob-layout"
 LAYOUT_DIRECTORY = "/etc/rljob"
 """Where containers see the layout. The directory is mounted, since a subPath never updates."""
 
-_DRAIN_MARGIN_S = 30
 _HOSTNAME = "kubernetes.io/hostname"
 
 _REFUSED = {
@@ -46,21 +46,22 @@ class TemplateError(ValueError):
     """A job whose name or pod template can't be made into children; the message says what to write instead."""
 
 
-def pod_template(job: RLJob, role: str, split: Split) -> dict[str, Any]:
+def pod_template(job: RLJob, role: str, split: Split, *, bare: bool = False) -> dict[str, Any]:
     """The pod template of a role's children: the user's, with what the operator needs added.
 
     Added: labels, the budget gate, the GPUs of the first container, environment and layout volume in all containers,
-    node selector and tolerations of the role's nodes, and a sampler's grace period. Raises TemplateError.
+    node selector and tolerations of the role's nodes, a sampler's grace period, and what its engine needs (``serving``). ``bare`` leaves the
+    last out, as the versions did that kept no record of templates. Raises TemplateError.
     """
     try:
-        return _pod_template(job, role, split)
+        return _pod_template(job, role, split, bare)
     except TemplateError:
         raise
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise TemplateError(f"spec.{role}.template can't be read as a PodTemplateSpec ({error}): correct it") from error
 
 
-def _pod_template(job: RLJob, role: str, split: Split) -> dict[str, Any]:
+def _pod_template(job: RLJob, role: str, split: Split, bare: bool) -> dict[str, Any]:
     template = template_of(job.spec, role)
     refuse(f"spec.{role}.template", template)
     unfit = queueing.refusal(job) or width.refusal(
@@ -85,18 +86,18 @@ def _pod_template(job: RLJob, role: str, split: Split) -> dict[str, Any]:
         spec["nodeSelector"] = selector
     spec["tolerations"] = tolerations_of(job.spec, role)
     spec |= _packing(spec)
-    if role == SAMPLER and spec.get("terminationGracePeriodSeconds") is None:
-        # A sampler that an eviction takes may finish its samples as one may that a move takes. An engine that has nothing
-        # to finish exits at once, so the long period costs nothing then.
-        spec["terminationGracePeriodSeconds"] = math.ceil(job.spec.sampler.drain_timeout_s) + _DRAIN_MARGIN_S
+    annotations = dict(metadata.get("annotations") or {})
+    if role == SAMPLER:
+        annotations |= _with_engine(job, split, spec, annotations, bare=bare or not job.spec.sampler.engine_defaults)
     labels = merged(
         metadata.get("labels") or {}, labels_of(job, role), f"{where}.metadata.labels", "the operator's labels"
     )
     labels = merged(labels, queueing.labels_of(job), f"{where}.metadata.labels", "the RLJob's own label")
     result: dict[str, Any] = {"metadata": {"labels": labels}, "spec": spec}
-    for kept in ("annotations", "finalizers"):
-        if metadata.get(kept):
-            result["metadata"][kept] = metadata[kept]
+    if annotations:
+        result["metadata"]["annotations"] = annotations
+    if metadata.get("finalizers"):
+        result["metadata"]["finalizers"] = metadata["finalizers"]
     if pod_gpus(result, nodes.gpu_resource) != replica_gpus(split, role):
         raise TemplateError(
             f"{where}: the pod would hold {pod_gpus(result, nodes.gpu_resource)} GPUs instead of the "
@@ -104,6 +105,30 @@ def _pod_template(job: RLJob, role: str, split: Split) -> dict[str, Any]:
             f"remove the requests of the others"
         )
     return result
+
+
+def _with_engine(
+    job: RLJob, split: Split, spec: dict[str, Any], annotations: Mapping[str, Any], *, bare: bool
+) -> dict[str, str]:
+    """Gives a sampler's pod spec its grace period and, unless ``bare``, what its engine needs; returns annotations to add."""
+    engine, container = ENGINES[job.spec.sampler.engine], spec["containers"][0]
+    drain, stated = math.ceil(job.spec.sampler.drain_timeout_s), spec.get("terminationGracePeriodSeconds")
+    if bare:
+        if stated is None:
+            spec["terminationGracePeriodSeconds"] = drain + serving.MARGIN_S
+        return {}
+    container = serving.with_hook(container, engine, stated)
+    if stated is None:
+        spec["terminationGracePeriodSeconds"] = serving.grace_s(container, engine, drain)
+    container = serving.with_defaults(
+        container,
+        engine,
+        shutdown=drain if stated is None else serving.shutdown_s(container, stated),
+        tensor_parallel=split.samplers.tensor_parallel,
+        host_network=bool(spec.get("hostNetwork")),
+    )
+    spec["containers"] = [container, *spec["containers"][1:]]
+    return serving.scraped(container, engine, annotations)
 
 
 def _packing(spec: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,8 +16,8 @@ no secret. Whoever makes one for a record of his own has his template applied, a
 the next time; so what budget, plan and selector count on is asked of every record: GPUs, gate and labels. Whatever does not fit, or can't even be
 compared, is no record, and nothing in it can end a pass.
 
-Two kinds of workloads have no record to keep. Those of the version before there were records have the template that this version makes
-as well, which a test holds fast, so that giving them the annotations rolls nothing, unless the user changed the spec meanwhile. No likeness
+Two kinds of workloads have no record to keep. Those of the version before there were records have a template that this version can make
+as well (``unrecorded``), which a test holds fast, so that giving them the annotations rolls nothing, unless the user changed the spec meanwhile. No likeness
 short of that is taken for the user's part: a field that the user has just removed looks there like an addition of an older version. And
 templates of hundreds of kilobytes are not recorded, since annotations have an end.
 
@@ -32,7 +32,7 @@ import base64
 import hashlib
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -41,7 +41,7 @@ from rljob_operator import queueing
 from rljob_operator.drift import APPLIED_ANNOTATION, edited_fields, stamped, workload_differs
 from rljob_operator.eligibility import nodes_of, template_of
 from rljob_operator.gate import GATE, SAMPLER, TRAINER, pod_gpus
-from rljob_planner.api.spec import RLJob
+from rljob_planner.api.spec import EngineName, RLJob
 from rljob_planner.split import Split
 
 DIGEST_ANNOTATION = "rljob.dev/template-digest"
@@ -94,6 +94,10 @@ def sampler_part(job: RLJob, split: Split) -> Json:
     part |= {"tensorParallel": split.samplers.tensor_parallel, "maxRunning": split.samplers.max_running}
     if _grace_is_free(part["template"]):
         part["drainTimeoutSeconds"] = job.spec.sampler.drain_timeout_s
+    if job.spec.sampler.engine is not EngineName.VLLM:
+        part["engine"] = job.spec.sampler.engine.value
+    if not job.spec.sampler.engine_defaults:
+        part["engineDefaults"] = False
     return part
 
 
@@ -138,9 +142,14 @@ def sealed(digest: str, record: str | None) -> str:
     return f"{digest}.{hashlib.sha256(f'{digest} {record or str()}'.encode()).hexdigest()[:16]}"
 
 
-def change(live: Mapping[str, Any], desired: Json) -> Change:
-    """What makes a child that is there what it should be; ``desired`` is what this version would make from nothing."""
+def change(live: Mapping[str, Any], desired: Json, unrecorded: Callable[[], Json] | None = None) -> Change:
+    """What makes a child that is there what it should be; ``desired`` is what this version would make from nothing.
+
+    ``unrecorded`` makes what the version before the records would have made, where that is something else.
+    """
     keeping = _keeping(live, desired)
+    if unrecorded is not None and all(_annotation(live, own) is None for own in _OWN):
+        keeping = _as_before(live, desired, unrecorded())
     edited = tuple(path for path in edited_fields(live, keeping) if path not in _OWN_PATHS)
     if _is_forged(live):
         edited = (*edited, _RECORD_PATH)
@@ -162,7 +171,9 @@ def identity(desired: Mapping[str, Any]) -> str:
     return f"{_annotation(desired, APPLIED_ANNOTATION)} {_annotation(desired, DIGEST_ANNOTATION)}"
 
 
-_OWN_PATHS = tuple(f"metadata.annotations.{name}" for name in (DIGEST_ANNOTATION, RECORD_ANNOTATION))
+_OWN = (DIGEST_ANNOTATION, RECORD_ANNOTATION)
+
+_OWN_PATHS = tuple(f"metadata.annotations.{name}" for name in _OWN)
 """A version without records leaves them out, and whoever takes them off has changed nothing that runs: written again without a word."""
 
 _RECORD_PATH = _OWN_PATHS[1]
@@ -195,6 +206,18 @@ def _keeping(live: Mapping[str, Any], desired: Json) -> Json:
     except _UNFIT:
         return desired
     return made
+
+
+def _as_before(live: Mapping[str, Any], desired: Json, before: Json) -> Json:
+    """Which of two desired states a workload without annotations was made from: this version's, or that of the version before them."""
+    applied = _annotation(live, APPLIED_ANNOTATION)
+    for each in (desired, before):
+        if applied is not None and applied == _annotation(each, APPLIED_ANNOTATION):
+            return each
+    for each in (desired, before):
+        if not any(path.startswith("spec.template") for path in workload_differs(live, each)):
+            return each
+    return desired
 
 
 def _with_template(desired: Json, template: Json, kept: Mapping[str, str]) -> Json:

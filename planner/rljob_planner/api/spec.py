@@ -37,6 +37,7 @@ __all__ = [
     "Bound",
     "CalibrationSource",
     "Driver",
+    "EngineName",
     "Environment",
     "ExtraForward",
     "Metrics",
@@ -93,6 +94,13 @@ class WeightPrecision(StrEnum):
     FP8_BLOCK = "fp8_block"
     MXFP4 = "mxfp4"
     NVFP4 = "nvfp4"
+
+
+class EngineName(StrEnum):
+    """The inference engine that serves in a sampler's first container."""
+
+    VLLM = "vllm"
+    SGLANG = "sglang"
 
 
 class TrainerKind(StrEnum):
@@ -182,7 +190,17 @@ class Sampler(ApiModel):
         *POOL_RULES,
     )
 
-    engine: Literal["vllm"] = Field(default="vllm", description="Inference engine.")
+    engine: EngineName = Field(
+        default=EngineName.VLLM,
+        description="The inference engine of the first container: whose metrics are read, and whose defaults the pods get.",
+    )
+    engine_defaults: Bool = Field(
+        default=True,
+        description=(
+            "Whether what the engine needs in a pod (probes, a port, time and arguments to end its samples, annotations for a scrape) is "
+            "added where the template leaves it out and visibly starts the engine's server; false leaves the template as it is."
+        ),
+    )
     gpus_per_replica: Int | None = Field(
         default=None,
         ge=1,
