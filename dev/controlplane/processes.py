@@ -69,9 +69,14 @@ class Supervisor:
         """End a component by SIGKILL; harmless if it does not run."""
         self._ask(op="stop", name=name, signal=int(signal.SIGKILL), timeout_s=5.0)
 
+    def exited(self) -> dict[str, int]:
+        """Return the exit codes of components that have ended by themselves, −n for one that signal n ended."""
+        codes: dict[str, int] = self._ask(op="status")["exited"]
+        return codes
+
     def check(self) -> None:
         """Raise ComponentError if a component has ended by itself."""
-        for name, code in self._ask(op="status")["exited"].items():
+        for name, code in self.exited().items():
             raise ComponentError(f"{name} ended with {_exit_words(code)}.\n{self.log_tail(name)}")
 
     def log_tail(self, name: str) -> str:

@@ -18,10 +18,10 @@ PLAIN_INTERVAL_S = 20.0
 
 
 class Step(Protocol):
-    """One binary that is being built."""
+    """One part of a long job: a binary that is built, packages that are installed."""
 
     def compiled(self) -> None:
-        """Count one more compiled package."""
+        """Count one more package that is done."""
 
 
 class Progress(Protocol):
@@ -30,20 +30,28 @@ class Progress(Protocol):
     def say(self, text: str) -> None:
         """Show one line that stays."""
 
-    def step(self, label: str, number: int, total: int) -> contextlib.AbstractContextManager[Step]:
-        """Show binary ``number`` of ``total`` while the context lasts, and the time it took afterwards."""
+    def step(
+        self, label: str, number: int, total: int, *, counted: str = "packages compiled"
+    ) -> contextlib.AbstractContextManager[Step]:
+        """Show part ``number`` of ``total`` while the context lasts, and the time it took afterwards.
+
+        ``counted`` are the words after the number of packages.
+        """
 
 
 class _Counter:
-    def __init__(self) -> None:
+    def __init__(self, counted: str) -> None:
         self.packages = 0
+        self._counted = counted
         self.started = time.monotonic()
 
     def compiled(self) -> None:
         self.packages += 1
 
     def describe(self) -> str:
-        return f"{time.monotonic() - self.started:.0f} s, {self.packages} packages compiled"
+        return f"{time.monotonic() - self.started:.0f} s" + (
+            f", {self.packages} {self._counted}" if self._counted else ""
+        )
 
 
 class LineProgress:
@@ -60,9 +68,9 @@ class LineProgress:
         self._write(f"{text}\n")
 
     @contextlib.contextmanager
-    def step(self, label: str, number: int, total: int) -> Iterator[Step]:
-        """Show binary ``number`` of ``total``; a thread keeps the elapsed time current."""
-        head, counter, done = f"[{number}/{total}] {label}", _Counter(), threading.Event()
+    def step(self, label: str, number: int, total: int, *, counted: str = "packages compiled") -> Iterator[Step]:
+        """Show part ``number`` of ``total``; a thread keeps the elapsed time current."""
+        head, counter, done = f"[{number}/{total}] {label}", _Counter(counted), threading.Event()
         if not self._live:
             self._write(f"{head} ...\n")
 
