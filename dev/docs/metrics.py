@@ -7,6 +7,7 @@ whose unit nobody has said can't be written down. What is read of vLLM is found 
 from __future__ import annotations
 
 import ast
+import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -146,7 +147,9 @@ def metrics_of(registry: CollectorRegistry) -> list[Metric]:
         else:
             for family in collector.collect():
                 name = family.name + ("_total" if family.type == "counter" else "")
-                found[name] = Metric(name, family.type or "gauge", (), family.documentation.rstrip("."))
+                limits = (float(sample.labels.get("le", "inf")) for sample in family.samples)
+                edges = tuple(edge for edge in limits if math.isfinite(edge))
+                found[name] = Metric(name, family.type or "gauge", (), family.documentation.rstrip("."), edges)
     return [found[name] for name in sorted(found)]
 
 
