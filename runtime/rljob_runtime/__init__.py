@@ -6,6 +6,7 @@ without linking to the operator. This package is the polite way to do both in Py
 of torch or vLLM.
 """
 
+from rljob_runtime.bridges import bridge
 from rljob_runtime.follower import LayoutFollower
 from rljob_runtime.layout import (
     DEFAULT_DIRECTORY,
@@ -30,4 +31,5 @@ __all__ = [
     "Reporter",
     "SamplerLayout",
     "TrainerLayout",
+    "bridge",
 ]

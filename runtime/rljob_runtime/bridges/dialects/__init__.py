@@ -1,0 +1,9 @@
+"""The frameworks that there are bridges for, each in a file of its own."""
+
+from rljob_runtime.bridges.dialect import Framework
+from rljob_runtime.bridges.dialects.prime_rl import PRIME_RL
+from rljob_runtime.bridges.dialects.skyrl import SKYRL
+from rljob_runtime.bridges.dialects.verl import VERL
+
+FRAMEWORKS: dict[str, Framework] = {framework.name: framework for framework in (PRIME_RL, SKYRL, VERL)}
+"""By the name that users give."""
