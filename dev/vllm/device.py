@@ -5,8 +5,8 @@ second one adds nothing, and a job's split could not be seen to matter. With a p
 which the process sleeps, and as many replicas as the cores can carry sample side by side. Everything else is vLLM: scheduling, KV cache, metrics,
 HTTP, and the tokens.
 
-A pace that the machine can't keep is no pace: an iteration that takes longer by itself is not made longer. With ``n`` replicas of a tiny model, some
-``10 ms · n`` divided by the number of cores is the least that holds.
+A pace that the machine can't keep is no pace: an iteration that takes longer by itself is not made longer. One of a tiny model takes some 10 ms of a core, so
+with ``n`` replicas on ``c`` cores a step shorter than ``10 ms · n / c`` can't hold.
 """
 
 from __future__ import annotations

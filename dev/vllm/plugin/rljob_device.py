@@ -11,7 +11,7 @@ from typing import Any
 
 STEP = "RLJOB_DEV_STEP_S"
 PER_SAMPLE = "RLJOB_DEV_STEP_PER_SAMPLE_S"
-LOOK_AGAIN_MS = 200
+LOOK_AGAIN_MS = 10
 
 
 class Pace:
