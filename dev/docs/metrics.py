@@ -97,8 +97,27 @@ VLLM = {
 }
 """Type, unit and use of what is read of vLLM, without ``_total`` and the suffixes of histograms."""
 
+SGLANG = {
+    "sglang:generation_tokens": (
+        "counter",
+        "tokens",
+        "The same for versions without `sglang:realtime_tokens_total`; in lumps, as samples end",
+    ),
+    "sglang:inter_token_latency_seconds": (
+        "histogram",
+        "s",
+        "Time between two tokens of a sample: the time of a decode step",
+    ),
+    "sglang:max_total_num_tokens": ("gauge", "tokens", "KV room"),
+    "sglang:num_queue_reqs": ("gauge", "samples", "Samples that wait at a sampler's door"),
+    "sglang:num_running_reqs": ("gauge", "samples", "Samples that run on a sampler"),
+    "sglang:realtime_tokens": ("counter", "tokens", 'Tokens generated, with `mode="decode"`: each sampler\'s speed'),
+    "sglang:token_usage": ("gauge", "fraction", "Share of the KV room in use, 0 to 1"),
+}
+"""The same for SGLang, which is read for decisions alone."""
+
 READERS = (
-    ("decisions", ("answers.py", "questions.py", "exposition.py")),
+    ("decisions", ("engines.py", "exposition.py")),
     ("`rljob diagnose`", ("evidence.py", "recordings.py")),
     ("`rljob calibrate --url`", ("profile.py",)),
 )
@@ -169,13 +188,13 @@ def runtime_metrics() -> list[Metric]:
     return metrics_of(reporter.registry)
 
 
-def vllm_names(*modules: str) -> set[str]:
-    """The metrics of vLLM that modules of the operator name, without suffixes."""
+def engine_names(engine: str, *modules: str) -> set[str]:
+    """The metrics of an engine that modules of the operator name, without suffixes."""
     return {
         _SUFFIX.sub("", constant)
         for module in modules
         for constant in _constants(ast.parse((OPERATOR / module).read_text(encoding="utf-8")))
-        for constant in re.findall(r"vllm:[a-z_]+", constant)
+        for constant in re.findall(rf"{engine}:[a-z_]+", constant)
     }
 
 
@@ -225,6 +244,10 @@ def text() -> str:
         "From samplers, with the labels that the scrape adds. A name that a version lacks is looked for under its older one; all else that vLLM exports "
         "may be dropped by a metric relabeling.",
         _vllm(),
+        "## SGLang, as far as it is read",
+        "From the samplers of jobs with `sampler.engine: sglang`. The ranks of one engine say the same; the parts that `dp_rank` and `is_streaming` "
+        "tell apart add up.",
+        _sglang(),
         "## Recording rules",
         "Installed with `rules.recording.enabled=true`. Rules by job have the labels `rljob_namespace` and `rljob_name`, whichever series they are "
         "made from, so that they join; the others have the operator's `namespace`.",
@@ -261,16 +284,25 @@ def _buckets(metrics: Iterable[Metric]) -> str:
 def _vllm() -> str:
     read_by: dict[str, list[str]] = {}
     for reader, modules in READERS:
-        for name in vllm_names(*modules):
+        for name in engine_names("vllm", *modules):
             read_by.setdefault(name, []).append(reader)
     require(set(read_by) == set(VLLM), f"what is read of vLLM is described: {sorted(set(read_by) ^ set(VLLM))}")
-    others = {name for path in OPERATOR.rglob("*.py") for name in vllm_names(str(path.relative_to(OPERATOR)))}
+    others = {name for path in OPERATOR.rglob("*.py") for name in engine_names("vllm", str(path.relative_to(OPERATOR)))}
     require(others <= set(VLLM), f"every module that reads vLLM is known here: {sorted(others - set(VLLM))}")
     rows = []
     for name, (kind, unit, use) in sorted(VLLM.items()):
         shown = name + ("_total" if kind == "counter" else "")
         rows.append((f"`{shown}`", kind, unit, use, ", ".join(read_by[name])))
     return _left(("metric", "type", "unit", "use", "read for"), rows)
+
+
+def _sglang() -> str:
+    named = engine_names("sglang", "engines.py")
+    require(named == set(SGLANG), f"what is read of SGLang is described: {sorted(named ^ set(SGLANG))}")
+    rows = []
+    for name, (kind, unit, use) in sorted(SGLANG.items()):
+        rows.append((f"`{name}{'_total' if kind == 'counter' else ''}`", kind, unit, use))
+    return _left(("metric", "type", "unit", "use"), rows)
 
 
 def _recording() -> str:

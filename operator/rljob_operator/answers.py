@@ -7,26 +7,23 @@ and borrow the freshness of the counter beneath them (``over``).
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+import re
+from collections.abc import Collection, Iterator, Mapping
 from typing import TypeVar
 
+from rljob_operator.engines import VLLM, EngineMetrics
 from rljob_operator.prometheus import Series
 from rljob_operator.readings import LengthHistogram, Reading, SamplerTelemetry, Trend, combined, mean
 
 GROUP_CORRELATION = 0.3
 """Assumed correlation of lengths inside a group: samples of one prompt are no independent draws, so trends are less certain."""
 
+_MATCHER = re.compile(r'(\w+)="([^"]*)"')
+
 MIN_TREND_SAMPLES = 16.0
 """Fewest finished samples in each half of the window for a trend."""
 
-RUNNING = "vllm:num_requests_running"
-WAITING = "vllm:num_requests_waiting"
-# Newest name first: vLLM hides a renamed metric after one minor version and removes it in the next.
-KV_USAGE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
-TOKEN_LATENCY = ("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds")
-GENERATED = "vllm:generation_tokens_total"
-
-NOW_NAMES = (
+JOB_NAMES = (
     "rljob_policy_version",
     "rljob_queue_depth_groups",
     "rljob_inflight_samples",
@@ -39,13 +36,8 @@ NOW_NAMES = (
     "rljob_trained_samples_total",
     "rljob_trained_tokens_total",
     "rljob_response_tokens_count",
-    RUNNING,
-    WAITING,
-    *KV_USAGE,
-    *(f"{name}_count" for name in TOKEN_LATENCY),
-    GENERATED,
 )
-"""What is asked raw: gauges for their value, counters for their freshness."""
+"""What is asked raw of the job itself: gauges for their value, counters for their freshness. The engine's names come on top."""
 
 
 Value = TypeVar("Value")
@@ -59,8 +51,15 @@ def over(base: Reading[float], value: Value | None) -> Reading[Value]:
 class Answers:
     """The answers to all queries of a job, by their short names."""
 
-    def __init__(self, answers: Mapping[str, list[Series]], now: float, fresh_within_s: float) -> None:
+    def __init__(
+        self,
+        answers: Mapping[str, list[Series]],
+        now: float,
+        fresh_within_s: float,
+        engine: EngineMetrics = VLLM.metrics,
+    ) -> None:
         self.rows = answers
+        self._engine = engine
         self._now, self._fresh_s = now, fresh_within_s
         self._by_name: dict[str, list[Series]] = {}
         for series in answers["now"]:
@@ -89,17 +88,28 @@ class Answers:
         return combined(readings, min)
 
     def of_pod(self, names: tuple[str, ...], pod: str, merge: str = "sum") -> Reading[float]:
-        """A quantity of one pod over its engines, under the first of the names that it has."""
+        """A quantity of one pod over its engines, under the first of the names that it has; a name may have matchers in braces."""
         for name in names:
-            engines: dict[str, list[Series]] = {}
-            for series in self._by_name.get(name, []):
+            engines: dict[tuple[str, ...], list[Series]] = {}
+            for series in self._named(name):
                 if series.pod == pod:
-                    engines.setdefault(series.labels.get("engine", ""), []).append(series)
+                    part = tuple(series.labels.get(label, "") for label in self._engine.parts)
+                    engines.setdefault(part, []).append(series)
             if engines:
                 return combined(
                     [self._reading(each) for each in engines.values()], math.fsum if merge == "sum" else mean
                 )
         return Reading.missing()
+
+    def _named(self, name: str) -> Iterator[Series]:
+        """The series of a name with, or without, matchers; where an engine breaks a total down by priority, the total."""
+        bare, _, matchers = name.partition("{")
+        wished = dict(_MATCHER.findall(matchers))
+        for series in self._by_name.get(bare, []):
+            if all(series.labels.get(label) == value for label, value in wished.items()) and not series.labels.get(
+                "priority"
+            ):
+                yield series
 
     def number(self, key: str) -> float | None:
         """The single number of an answer, None if there is none or it is not finite."""
@@ -120,27 +130,35 @@ class Answers:
 
     def samplers(self, ready: Collection[str]) -> dict[str, SamplerTelemetry]:
         """What every sampler pod reports: those that are ready and those that still speak."""
-        speaking = {s.pod for s in self._by_name.get(RUNNING, []) if s.pod}
+        speaking = {s.pod for s in self._by_name.get(self._engine.running, []) if s.pod}
         return {pod: self._sampler(pod) for pod in sorted(speaking | set(ready))}
 
     def _sampler(self, pod: str) -> SamplerTelemetry:
-        running, kv_usage = self.of_pod((RUNNING,), pod), self.of_pod(KV_USAGE, pod, "mean")
-        latency = self.of_pod(tuple(f"{name}_count" for name in TOKEN_LATENCY), pod)
+        engine = self._engine
+        running, kv_usage = self.of_pod((engine.running,), pod), self.of_pod(engine.kv_usage, pod, "mean")
+        latency = self.of_pod(tuple(f"{name}_count" for name in engine.token_latency), pod)
         seconds, tokens = self.pod_number("latency_sum", pod), self.pod_number("latency_count", pod)
         return SamplerTelemetry(
             running=running,
-            waiting=self.of_pod((WAITING,), pod),
+            waiting=self.of_pod((engine.waiting,), pod),
             kv_usage=kv_usage,
-            # A label never changes while an engine lives, so it is as fresh as the engine's gauges.
-            kv_tokens=running.map(lambda _: _kv_tokens([s for s in self.rows["kv_tokens"] if s.pod == pod])),
+            # It never changes while an engine lives, so it is as fresh as the engine's gauges.
+            kv_tokens=running.map(lambda _: self._kv_tokens(pod)),
             running_mean=running.map(lambda _: self.pod_number("running_mean", pod)),
             kv_usage_mean=kv_usage.map(lambda _: self.pod_number("kv_usage_mean", pod)),
             iteration_s=latency.map(lambda _: seconds / tokens if seconds is not None and tokens else None),
-            generation_tokens_per_s=self.of_pod((GENERATED,), pod).map(lambda _: self.pod_number("generated", pod)),
+            generation_tokens_per_s=self.of_pod(engine.generated, pod).map(lambda _: self.pod_number("generated", pod)),
         )
 
+    def _kv_tokens(self, pod: str) -> float | None:
+        """The KV room of a pod in tokens."""
+        rows = [series for series in self.rows["kv_tokens"] if series.pod == pod]
+        if self._engine.kv_in_labels:
+            return _labelled_tokens(rows)
+        return rows[0].last[1] if rows and math.isfinite(rows[0].last[1]) else None
 
-def _kv_tokens(rows: list[Series]) -> float | None:
+
+def _labelled_tokens(rows: list[Series]) -> float | None:
     """The KV room of a pod in tokens from the labels of ``vllm:cache_config_info``; older engines give only blocks."""
     rooms: dict[str, float] = {}
     for row in rows:

@@ -18,6 +18,7 @@ import aiohttp
 
 from rljob_operator import telemetry
 from rljob_operator.credentials import Credentials
+from rljob_operator.engines import VLLM, Engine
 from rljob_operator.prometheus import Prometheus
 from rljob_operator.readings import Telemetry
 from rljob_operator.situation import Planner
@@ -53,6 +54,8 @@ class Question:
     """Label matchers by which the job's series are found where its pods carry no uid; by their uid if None."""
     namespace: str | None = None
     """The job's namespace: series that say they are of another one are none of the job's. None believes all."""
+    engine: Engine = VLLM
+    """The samplers' engine."""
 
 
 class Observe(Protocol):
@@ -110,6 +113,7 @@ class Edges:
                 environment_turns=question.environment_turns,
                 series=question.series,
                 namespace=question.namespace,
+                engine=question.engine,
             )
 
         async def in_thread(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from rljob_operator.answers import GENERATED, KV_USAGE, RUNNING, TOKEN_LATENCY, WAITING
+from rljob_operator.engines import VLLM
 from rljob_planner.observation import Observation, Seen
 
 LEAST_FOR_SHARES = 5
@@ -20,6 +20,9 @@ LEAST_FOR_SHARES = 5
 FEW_STEPS = 5.0
 """Steps below which a window that is no whole number of periods tells the period badly."""
 
+RUNNING, WAITING = VLLM.metrics.running, VLLM.metrics.waiting
+KV_USAGE, TOKEN_LATENCY = VLLM.metrics.kv_usage, VLLM.metrics.token_latency
+(GENERATED,) = VLLM.metrics.generated
 ITERATIONS = "vllm:iteration_tokens_total_count"
 PREEMPTIONS = "vllm:num_preemptions_total"
 LAYOUT = "rljob_layout_generation"

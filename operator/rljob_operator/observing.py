@@ -9,6 +9,7 @@ from rljob_operator import gate, status
 from rljob_operator.config import Config
 from rljob_operator.course import lengths_so_far
 from rljob_operator.edges import Edges, Question
+from rljob_operator.engines import ENGINES
 from rljob_operator.passes import Pass
 from rljob_operator.readings import Telemetry
 from rljob_operator.rebalance import epoch_s, timestamp
@@ -96,6 +97,7 @@ class Observer:
                 environment_turns=None if workload.environment is None else workload.environment.turns - 1,
                 series=series,
                 namespace=this.key[0],
+                engine=ENGINES[this.spec.sampler.engine],
             ),
         )
         if (self.latest.steps_in_window.value or 0) > 1:

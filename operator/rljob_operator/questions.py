@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rljob_operator.answers import GENERATED, KV_USAGE, NOW_NAMES, RUNNING, TOKEN_LATENCY
+from rljob_operator.answers import JOB_NAMES
+from rljob_operator.engines import VLLM, EngineMetrics
 from rljob_operator.prometheus import Series
 
 READING = "rljob_reading"
@@ -44,26 +45,33 @@ class Questions:
         return rows
 
 
-def questions(selector: str, horizon_s: float, window_s: float, *, environment: bool) -> Questions:
+def questions(
+    selector: str, horizon_s: float, window_s: float, *, environment: bool, engine: EngineMetrics = VLLM.metrics
+) -> Questions:
     """What is asked about the job whose series carry the labels of ``selector``.
 
     ``horizon_s``: how far back raw samples are looked for; ``window_s``: the window of what is computed, 0 for only what is now;
-    ``environment``: whether the job's samples have environments to ask about.
+    ``environment``: whether the job's samples have environments to ask about; ``engine``: what the samplers' metrics are called.
     """
-    names = (*NOW_NAMES, f"{ENVIRONMENT}_count") if environment else NOW_NAMES
+    names = (*JOB_NAMES, *engine.raw_names, *((f"{ENVIRONMENT}_count",) if environment else ()))
     raw = {"now": f'{{__name__=~"{"|".join(names)}",{selector}}}[{_ms(horizon_s)}]'}
-    computed = {
-        "kv_tokens": "count by (pod, engine, kv_cache_size_tokens, num_gpu_blocks, block_size) "
-        f"(vllm:cache_config_info{{{selector}}})"
-    }
+    computed = {"kv_tokens": _kv_tokens(selector, engine)}
     if window_s > 0:
         raw["versions"] = f"rljob_policy_version{{{selector}}}[{_ms(window_s)}]"
-        computed |= _windowed(selector, window_s, environment=environment)
+        computed |= _windowed(selector, window_s, environment=environment, engine=engine)
     return Questions(raw, computed)
 
 
-def _windowed(selector: str, window_s: float, *, environment: bool) -> dict[str, str]:
+def _kv_tokens(selector: str, engine: EngineMetrics) -> str:
+    if engine.kv_in_labels:
+        return f"count by (pod, engine, kv_cache_size_tokens, num_gpu_blocks, block_size) ({engine.kv_tokens}{{{selector}}})"
+    return f"sum by (pod) (max by ({', '.join(('pod', *engine.parts))}) ({engine.kv_tokens}{{{selector}}}))"
+
+
+def _windowed(selector: str, window_s: float, *, environment: bool, engine: EngineMetrics) -> dict[str, str]:
     w, half = f"[{_ms(window_s)}]", _ms(window_s / 2)
+    # An engine that breaks its totals down by priority has the totals beside, without one.
+    whole = "" if engine is VLLM.metrics else 'priority=""'
 
     def total(name: str, window: str = w) -> str:
         # A pod that is scraped twice counts once.
@@ -73,10 +81,15 @@ def _windowed(selector: str, window_s: float, *, environment: bool) -> dict[str,
         return f"sum by (le) (max by (pod, le) (increase({name}_bucket{{{selector}}}{w})))"
 
     def per_pod(function: str, names: tuple[str, ...], merge: str = "sum") -> str:
-        # `or` takes the older name only for pods that lack the newer one: a fleet in mid-upgrade has both.
-        return " or ".join(
-            f"{merge} by (pod) (max by (pod, engine) ({function}({name}{{{selector}}}{w})))" for name in names
-        )
+        # `or` takes the older name only for pods that lack the newer one: a fleet in mid-upgrade has both. Scraped twice, or told by
+        # each rank of an engine, a part counts once.
+        parts = ", ".join(("pod", *engine.parts))
+        return " or ".join(f"{merge} by (pod) (max by ({parts}) ({function}({_selected(name)}{w})))" for name in names)
+
+    def _selected(name: str) -> str:
+        bare, _, matchers = name.partition("{")
+        wished = ",".join(part for part in (matchers.rstrip("}"), selector, whole) if part)
+        return f"{bare}{{{wished}}}"
 
     found: dict[str, str] = {}
     histograms = {
@@ -99,11 +112,11 @@ def _windowed(selector: str, window_s: float, *, environment: bool) -> dict[str,
         "samples": total("rljob_trained_samples_total"),
         "tokens": total("rljob_trained_tokens_total"),
         "response_bucket": buckets("rljob_response_tokens"),
-        "running_mean": per_pod("avg_over_time", (RUNNING,)),
-        "kv_usage_mean": per_pod("avg_over_time", KV_USAGE, "avg"),
-        "latency_sum": per_pod("rate", tuple(f"{name}_sum" for name in TOKEN_LATENCY)),
-        "latency_count": per_pod("rate", tuple(f"{name}_count" for name in TOKEN_LATENCY)),
-        "generated": per_pod("rate", (GENERATED,)),
+        "running_mean": per_pod("avg_over_time", (engine.running,)),
+        "kv_usage_mean": per_pod("avg_over_time", engine.kv_usage, "avg"),
+        "latency_sum": per_pod("rate", tuple(f"{name}_sum" for name in engine.token_latency)),
+        "latency_count": per_pod("rate", tuple(f"{name}_count" for name in engine.token_latency)),
+        "generated": per_pod("rate", engine.generated),
     }
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from rljob_operator.engines import VLLM, Engine
 from rljob_operator.readings import Reading, ReadingState, Telemetry
 
 _CALLS = {
@@ -21,7 +22,12 @@ _CALLS = {
 
 
 def remedies(
-    telemetry: Telemetry, series: str, *, trainer_pods: Collection[str], anything: frozenset[str]
+    telemetry: Telemetry,
+    series: str,
+    *,
+    trainer_pods: Collection[str],
+    anything: frozenset[str],
+    engine: Engine = VLLM,
 ) -> tuple[str, ...]:
     """One sentence for each thing that is unknown, most telling first; empty if all that decisions need is known.
 
@@ -41,7 +47,7 @@ def remedies(
                 f"rljob_layout_generation is {telemetry.layout_generation.state} for one of the trainer pods "
                 f"{_names(trainer_pods)}: check that each is scraped (with a pod label) and calls rljob_runtime.Reporter.acknowledged"
             )
-    return (*found, *_sampler_remedies(telemetry, series))
+    return (*found, *_sampler_remedies(telemetry, series, engine))
 
 
 def _job_remedies(telemetry: Telemetry) -> list[str]:
@@ -71,20 +77,26 @@ def _of_name(name: str, state: ReadingState) -> str:
     return f"{name} is {state}: {_CALLS[name]}"
 
 
-def _sampler_remedies(telemetry: Telemetry, series: str) -> list[str]:
+def _sampler_remedies(telemetry: Telemetry, series: str, engine: Engine) -> list[str]:
     silent = [pod for pod in sorted(telemetry.ready_samplers) if not telemetry.samplers[pod].running.known]
     if silent:
         return [
-            f"no fresh vllm:* series with {series} from {len(silent)} of {len(telemetry.ready_samplers)} ready sampler "
-            f"pods ({_names(silent)}): check that they are scraped with a pod label, and that the engine serves /metrics"
+            f"no fresh {engine.metrics.prefix}* series with {series} from {len(silent)} of {len(telemetry.ready_samplers)} ready sampler "
+            f"pods ({_names(silent)}): check that they are scraped with a pod label, and that the engine serves {engine.metrics_path}{_starting(engine)}"
         ]
     without_kv = [pod for pod in sorted(telemetry.ready_samplers) if not telemetry.samplers[pod].kv_usage.known]
     if without_kv:
         return [
-            f"vllm:kv_cache_usage_perc is unknown for the sampler pods {_names(without_kv)}: check that the engine is vLLM and that "
-            "no metric relabelling drops it"
+            f"{engine.metrics.kv_usage[0]} is unknown for the sampler pods {_names(without_kv)}: check that the engine is {engine.title}, as "
+            "spec.sampler.engine says, and that no metric relabelling drops it"
         ]
     return []
+
+
+def _starting(engine: Engine) -> str:
+    """The argument without which an engine serves no metrics, if there is one."""
+    words = [flag.word for flag in engine.needed if "metrics" in flag.word]
+    return f" ({engine.title} needs {words[0]})" if words else ""
 
 
 def _scrape(series: str) -> str:

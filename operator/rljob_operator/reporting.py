@@ -6,7 +6,7 @@ import logging
 
 from pydantic import ValidationError
 
-from rljob_operator import queueing, rivals, status, story, trouble
+from rljob_operator import at_risk, queueing, rivals, status, story, trouble
 from rljob_operator.actions import Actions
 from rljob_operator.cluster import RLJOBS, Api, ClusterError, Json
 from rljob_operator.edges import Edges
@@ -111,6 +111,8 @@ class Reporting:
                 this.verdicts.setdefault(ConditionType.PLANNED, Verdict(True, "Planned", words))
         elif any(c.type is ConditionType.DEGRADED for c in this.before.conditions):
             this.verdicts[ConditionType.DEGRADED] = Verdict(False, "AsExpected", "nothing needs a person")
+        if this.now.split is not None:
+            self._warn(this)
         if stopping(this.spec, this.now) and not this.some_exist:
             this.verdicts |= status.without_pods(this.before.conditions)
         generation = int(this.raw["metadata"]["generation"])
@@ -148,6 +150,22 @@ class Reporting:
             this.said.append((kind, condition.reason, condition.message))
         for kind, reason, message in this.said:
             await self._actions.say(this.raw["metadata"], kind, reason, message, now_s=this.now_s)
+
+    @staticmethod
+    def _warn(this: Pass) -> None:
+        """Says in ``Planned``, and once in an event, which settings of the pods that run lose work."""
+        found = at_risk.found(this.job, *this.workloads)
+        before = next((c for c in this.before.conditions if c.type is ConditionType.PLANNED), None)
+        new = this.verdicts.get(ConditionType.PLANNED)
+        if new is None and before is not None:
+            new = Verdict(before.status == "True", before.reason, before.message)
+        if new is None or not new.status:
+            return
+        warned = at_risk.warned(new, found)
+        if warned != new:
+            this.verdicts[ConditionType.PLANNED] = warned
+        if found and (before is None or at_risk.said(before.message) != at_risk.said(warned.message)):
+            this.said.append(("Warning", "WorkAtRisk", at_risk.said(warned.message)))
 
     @staticmethod
     def _side_broken(this: Pass) -> tuple[tuple[str, str], ...]:

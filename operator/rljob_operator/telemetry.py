@@ -22,6 +22,7 @@ from dataclasses import replace
 
 from rljob_operator import promql
 from rljob_operator.answers import Answers, histogram, over, quantile, steps_and_period, trend
+from rljob_operator.engines import VLLM, Engine
 from rljob_operator.prometheus import Prometheus as Prometheus
 from rljob_operator.prometheus import PrometheusError as PrometheusError
 from rljob_operator.prometheus import Series
@@ -69,6 +70,7 @@ async def observe(
     environment_turns: int | None = None,
     series: str | None = None,
     namespace: str | None = None,
+    engine: Engine = VLLM,
 ) -> Telemetry:
     """Read all that Prometheus says about a job, at ``now`` (seconds since the epoch).
 
@@ -79,7 +81,7 @@ async def observe(
     responses are cut off, the upper edge of the last bin. ``environment_turns``: turns of a sample that end in its environment, None for
     a job without one, which is then not asked about. ``series``: label matchers by which the job's series are found where its pods
     carry no uid; by their uid if None, and then ``namespace`` leaves out the series of pods that carry the uid in another namespace (a series
-    without that label is believed). Never raises for an unreachable or broken Prometheus: all readings
+    without that label is believed). ``engine``: the samplers', whose metrics are asked for. Never raises for an unreachable or broken Prometheus: all readings
     are missing then, and ``Telemetry.missing`` says what to do.
     """
     if not re.fullmatch(r"[A-Za-z0-9-]+", uid):
@@ -89,7 +91,7 @@ async def observe(
         window = 0.0
     horizon_s = max(4.0 * STALE_SCRAPES * scrape_s, 60.0)
     series = series or _series_of(uid, namespace)
-    asked = questions(series, horizon_s, window, environment=bool(environment_turns))
+    asked = questions(series, horizon_s, window, environment=bool(environment_turns), engine=engine.metrics)
     answers = await asyncio.gather(*(prometheus.query(text, at=now) for text in asked.texts), return_exceptions=True)
     since_s = None if since is None else now - since
     nothing = Telemetry(
@@ -107,9 +109,9 @@ async def observe(
         if isinstance(answer, BaseException):
             raise answer
         found.append(answer)
-    view = Answers(asked.sorted_out(found), now, STALE_SCRAPES * scrape_s)
+    view = Answers(asked.sorted_out(found), now, STALE_SCRAPES * scrape_s, engine.metrics)
     try:
-        telemetry = _read(view, nothing, series, trainer_pods, samples_per_prompt, max_response_tokens)
+        telemetry = _read(view, nothing, series, trainer_pods, samples_per_prompt, max_response_tokens, engine)
         return (
             _with_environment(telemetry, view, environment_turns) if "environment_sum" in asked.computed else telemetry
         )
@@ -137,6 +139,7 @@ def _read(
     trainer_pods: Collection[str],
     samples_per_prompt: int,
     max_response_tokens: int | None,
+    engine: Engine,
 ) -> Telemetry:
     """The telemetry behind the answers; ``nothing`` is the same with all of it unknown. ArithmeticError or ValueError on nonsense."""
     telemetry = replace(
@@ -149,7 +152,8 @@ def _read(
     )
     if telemetry.window_s > 0:
         telemetry = _windowed(telemetry, view, telemetry.window_s, samples_per_prompt, max_response_tokens)
-    return replace(telemetry, missing=remedies(telemetry, series, trainer_pods=trainer_pods, anything=view.anything))
+    missing = remedies(telemetry, series, trainer_pods=trainer_pods, anything=view.anything, engine=engine)
+    return replace(telemetry, missing=missing)
 
 
 def _with_environment(telemetry: Telemetry, view: Answers, turns: int | None) -> Telemetry:
