@@ -1,0 +1,156 @@
+"""Lets a sampler finish what it has before its server is told to stop: a preStop hook, or a sidecar of one.
+
+A sampler that is sent SIGTERM aborts its samples, or refuses new ones while it finishes the old, so what is taken from it has to be
+finished before. The layout tells the job to give it nothing new; this waits until that has come about.
+
+When is it empty? The engine has to be seen without a sample for ``settle_s``, since a group that arrives one sample after the other
+leaves gaps. That is enough where the layout had listed the pod as draining. But a pod that is deleted or evicted was not listed before, and
+its own copy of the layout never changes again: a kubelet updates no volumes of a pod that terminates. So there the job gets
+``lag_s`` to learn it from its own copy. What still arrives later is refused by the server and has to be sent elsewhere by the job.
+
+The engine is never paused or resumed here: samples of a paused engine hang, and a pause may be somebody's weight update. And the hook never
+fails: a kubelet stops the container at once when it does.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from rljob_runtime.layout import Layout, LayoutError
+from rljob_runtime.sampler import Look, Sampler, State
+
+
+class Outcome(Enum):
+    """How a drain ended."""
+
+    DRAINED = "drained"
+    """The sampler was without samples long enough."""
+    GONE = "gone"
+    """Nothing listens: the server ended, or never came up."""
+    DEAD = "dead"
+    """Its engine is dead; what it had is lost already."""
+    STUCK = "stuck"
+    """It says that samples run, but nothing moves: its clients went away, or its engine hangs."""
+    DEADLINE = "deadline"
+    """Time is up, and not all is finished as far as is known."""
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long a drain waits for what, in seconds."""
+
+    deadline_s: float
+    """For everything; to be less than the pod's grace period by the engine's own shutdown timeout."""
+    settle_s: float = 3.0
+    """The sampler has to be without samples for so long."""
+    lag_s: float = 15.0
+    """From the start, where the layout did not list the pod as draining: what the job needs to learn that it leaves."""
+    gone_s: float = 3.0
+    """Nothing listens, or the engine is dead, for so long: there is nothing to wait for."""
+    stuck_s: float = 60.0
+    """Samples run, nobody halted the engine, and no counter moves for so long: longer than a weight update that stops it unannounced.
+    A quarter of it where the server's own count of requests is 0."""
+
+
+class Vigil:
+    """Decides by looks at a sampler when it may stop. Pure: times are given."""
+
+    def __init__(self, patience: Patience) -> None:
+        """Begin at time 0."""
+        self._patience = patience
+        self._state: State | None = None
+        self._since_s = 0.0
+        self._progress = math.nan
+        self._moved_s = 0.0
+
+    def see(self, at_s: float, look: Look, told: bool) -> Outcome | None:
+        """What ``look`` at ``at_s`` seconds means; None: go on waiting. ``told``: the layout listed the pod as draining.
+
+        A look without an answer changes nothing: the sampler is what it was seen to be last.
+        """
+        wait = self._patience
+        if look.state is not State.SILENT and look.state is not self._state:
+            self._state, self._since_s = look.state, at_s
+        if look.state is not State.SILENT and (look.progress != self._progress or look.halted or look.load > 0.0):
+            # NaN differs from itself: without counters nothing is ever stuck.
+            self._progress, self._moved_s = look.progress, at_s
+        for_s = at_s - self._since_s
+        if look.state is State.IDLE and for_s >= wait.settle_s and (told or at_s >= wait.lag_s):
+            return Outcome.DRAINED
+        if look.state is State.GONE and for_s >= wait.gone_s:
+            return Outcome.GONE
+        if look.state is State.DEAD and for_s >= wait.gone_s:
+            return Outcome.DEAD
+        if look.state is State.BUSY and at_s - self._moved_s >= wait.stuck_s / (4.0 if look.load == 0.0 else 1.0):
+            return Outcome.STUCK
+        return Outcome.DEADLINE if at_s >= wait.deadline_s else None
+
+
+def is_told(directory: Path | None, pod: str) -> bool:
+    """Whether the layout sends nothing new to ``pod``; False where there is no layout that says so."""
+    if directory is None or not pod:
+        return False
+    try:
+        layout = Layout.load(directory)
+    except LayoutError:
+        return False
+    return pod in layout.draining or pod not in {endpoint.pod for endpoint in layout.samplers.endpoints}
+
+
+def drain(
+    sampler: Sampler,
+    patience: Patience,
+    *,
+    layout: Path | None = None,
+    pod: str = "",
+    say: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True),
+    every_s: float = 0.5,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Outcome:
+    """Wait until ``sampler`` may be stopped, and say how it went. Never raises but for what ends the process.
+
+    ``layout`` is the directory of the layout, ``pod`` this pod's name in it. Looks every ``every_s`` seconds.
+    """
+    begin, vigil = clock(), Vigil(patience)
+    told = is_told(layout, pod)
+    say(
+        f"draining {sampler.url} for at most {patience.deadline_s:g} s; "
+        + (f"the layout sends nothing new to {pod}" if told else "the layout does not say yet that this sampler leaves")
+    )
+    said_s, look = 0.0, Look(State.SILENT, why="not asked yet")
+    while True:
+        look = sampler.look()
+        told = told or is_told(layout, pod)
+        at_s = clock() - begin
+        outcome = vigil.see(at_s, look, told)
+        if outcome is not None:
+            say(_last_words(outcome, at_s, look))
+            return outcome
+        if at_s - said_s >= 10.0:
+            said_s = at_s
+            say(f"still draining after {at_s:.0f} s: {look}")
+        sleep(max(0.0, min(every_s, patience.deadline_s - at_s)))
+
+
+def _last_words(outcome: Outcome, at_s: float, look: Look) -> str:
+    if outcome is Outcome.DRAINED:
+        return f"drained after {at_s:.1f} s"
+    if outcome is Outcome.GONE:
+        return (
+            f"{look}, so there is nothing to drain: the server ended or never came up, or --url is not where it listens"
+        )
+    if outcome is Outcome.DEAD:
+        return f"{look}, so there is nothing to drain"
+    if outcome is Outcome.STUCK:
+        return f"the server says {look}, but nothing moves: its clients went away, or its engine hangs; there is nothing to wait for"
+    return (
+        f"the deadline is over after {at_s:.0f} s, with {look}; the server is stopped now and finishes what is left within its own shutdown "
+        "timeout, or cuts it; raise --deadline (and the pod's grace period) if that happens often"
+    )

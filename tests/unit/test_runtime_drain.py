@@ -1,0 +1,180 @@
+"""When a sampler may be stopped: the decision alone, with looks and times given."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from rljob_runtime.drain import Outcome, Patience, Vigil, drain, is_told
+from rljob_runtime.sampler import Look, Sampler, State
+from tests.unit.emulator_job import layout_text
+from tests.unit.vllm_double import double
+
+PATIENCE = Patience(deadline_s=300.0, settle_s=3.0, lag_s=15.0, gone_s=3.0, stuck_s=60.0)
+IDLE = Look(State.IDLE, 0.0, 0.0, progress=100.0)
+BLIND = Look(State.BLIND, 4.0, 0.0, progress=100.0, halted="paused")
+SILENT = Look(State.SILENT, why="timed out")
+GONE = Look(State.GONE, why="nothing listens")
+DEAD = Look(State.DEAD, why="dead")
+
+
+def busy(progress: float = math.nan, load: float = math.nan) -> Look:
+    return Look(State.BUSY, 2.0, 0.0, load, progress)
+
+
+def end(looks: dict[float, Look], told: bool = False, patience: Patience = PATIENCE) -> tuple[float, Outcome]:
+    """What comes of looks, each of which holds until the next, seen every half second."""
+    vigil, at, look, order = Vigil(patience), 0.0, SILENT, sorted(looks)
+    while at < 10_000:
+        look = looks[max(t for t in order if t <= at)]
+        outcome = vigil.see(at, look, told)
+        if outcome is not None:
+            return at, outcome
+        at += 0.5
+    raise AssertionError("it never ends")
+
+
+def test_an_idle_sampler_that_the_layout_had_listed_settles_and_goes() -> None:
+    assert end({0: IDLE}, told=True) == (3.0, Outcome.DRAINED)
+
+
+def test_one_that_was_not_listed_gives_the_job_time_to_learn() -> None:
+    assert end({0: IDLE}) == (15.0, Outcome.DRAINED)
+
+
+def test_a_burst_after_the_first_zero_starts_the_settling_anew() -> None:
+    assert end({0: busy(), 5: IDLE, 7: busy(), 20: IDLE}, told=True) == (23.0, Outcome.DRAINED)
+    assert end({0: IDLE, 14: busy(), 40: IDLE}) == (43.0, Outcome.DRAINED)
+
+
+def test_no_answer_is_neither_idle_nor_gone() -> None:
+    assert end({0: SILENT}, told=True) == (300.0, Outcome.DEADLINE)
+    assert end({0: busy(), 5: SILENT, 60: IDLE}, told=True) == (63.0, Outcome.DRAINED)
+    assert end({0: IDLE, 1: SILENT, 10: IDLE}, told=True) == (10.0, Outcome.DRAINED), "no burst was seen between"
+
+
+def test_a_halted_sampler_of_which_nothing_is_known_waits_until_it_goes_on() -> None:
+    assert end({0: BLIND, 20: IDLE}, told=True) == (23.0, Outcome.DRAINED)
+    assert end({0: BLIND}, told=True) == (300.0, Outcome.DEADLINE)
+
+
+@pytest.mark.parametrize(("look", "outcome"), [(GONE, Outcome.GONE), (DEAD, Outcome.DEAD)])
+def test_nothing_is_waited_for_where_nothing_lives(look: Look, outcome: Outcome) -> None:
+    assert end({0: look}) == (3.0, outcome)
+    assert end({0: busy(), 10: look}) == (13.0, outcome)
+    assert end({0: look, 2: busy(), 10: IDLE}, told=True) == (13.0, Outcome.DRAINED), "it was only starting"
+
+
+def test_the_deadline_ends_a_drain_that_has_work_left() -> None:
+    assert end({t: busy(float(t)) for t in range(400)}) == (300.0, Outcome.DEADLINE)
+
+
+def test_gauges_that_nothing_stands_behind_are_not_waited_for() -> None:
+    assert end({0: busy(1.0), 10: busy(2.0)}) == (70.0, Outcome.STUCK)
+    assert end({0: busy(1.0), 10: busy(2.0, load=0.0)}) == (25.0, Outcome.STUCK), "the server counts none either"
+
+
+def test_a_sampler_that_is_only_halted_or_really_holds_requests_is_not_stuck() -> None:
+    held = Look(State.BUSY, 2.0, 0.0, 2.0, 1.0)
+    assert end({0: held}) == (300.0, Outcome.DEADLINE)
+    paused = Look(State.BUSY, 2.0, 0.0, 2.0, 1.0, halted="paused")
+    assert end({0: paused, 200: busy(1.0), 210: IDLE}, told=True) == (213.0, Outcome.DRAINED)
+    assert end({0: busy()}) == (300.0, Outcome.DEADLINE), "without counters it is not known"
+
+
+def write(folder: Path, text: str) -> Path:
+    (folder / "layout.json").write_text(text)
+    return folder
+
+
+def test_the_layout_says_whether_a_pod_gets_anything_new(tmp_path: Path) -> None:
+    assert not is_told(tmp_path, "s-0"), "there is none"
+    folder = write(tmp_path, layout_text(1, samplers=("s-0", "s-1"), draining=("s-1",)))
+    assert not is_told(folder, "s-0")
+    assert is_told(folder, "s-1"), "listed as draining"
+    assert is_told(folder, "s-2"), "not an endpoint"
+    assert not is_told(folder, ""), "nobody knows who asks"
+    assert not is_told(None, "s-1")
+    assert not is_told(write(tmp_path, "{"), "s-1")
+
+
+class Clock:
+    """Time that passes only while somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += max(seconds, 0.001)
+
+
+def test_a_drain_says_what_it_waits_for_and_how_it_ended(tmp_path: Path) -> None:
+    folder = write(tmp_path, layout_text(1, samplers=("s-0",), draining=("s-0",)))
+    clock, said = Clock(), list[str]()
+    with double(tracks_load=True) as server:
+        server.engine.submit(6, max_tokens=1000)
+
+        def sleep(seconds: float) -> None:
+            clock.sleep(seconds)
+            server.engine.step()
+            if clock.now > 1020:
+                server.engine.finish()
+
+        outcome = drain(
+            Sampler(server.url, timeout_s=30),
+            PATIENCE,
+            layout=folder,
+            pod="s-0",
+            say=said.append,
+            clock=clock,
+            sleep=sleep,
+        )
+    assert outcome is Outcome.DRAINED
+    assert said[0] == f"draining {server.url} for at most 300 s; the layout sends nothing new to s-0"
+    assert said[1] == "still draining after 10 s: 4 running, 2 waiting, 6 counted by /load"
+    assert said[-1].startswith("drained after 2")
+
+
+def test_a_layout_that_learns_of_it_in_between_counts(tmp_path: Path) -> None:
+    folder = write(tmp_path, layout_text(1, samplers=("s-0",)))
+    clock, said = Clock(), list[str]()
+    with double() as server:
+
+        def sleep(seconds: float) -> None:
+            clock.sleep(seconds)
+            if clock.now >= 1005:
+                write(folder, layout_text(2, samplers=(), draining=("s-0",)))
+
+        outcome = drain(
+            Sampler(server.url, timeout_s=30),
+            PATIENCE,
+            layout=folder,
+            pod="s-0",
+            say=said.append,
+            clock=clock,
+            sleep=sleep,
+        )
+    assert outcome is Outcome.DRAINED
+    assert 1005 <= clock.now < 1010
+    assert "does not say yet" in said[0]
+
+
+def test_work_that_is_left_is_named(tmp_path: Path) -> None:
+    clock, said = Clock(), list[str]()
+    with double() as server:
+        server.engine.submit(5)
+
+        def sleep(seconds: float) -> None:
+            clock.sleep(seconds)
+            server.engine.step()
+            server.engine.requests[0].max_tokens += 1
+
+        outcome = drain(Sampler(server.url, timeout_s=30), Patience(16.0), say=said.append, clock=clock, sleep=sleep)
+    assert outcome is Outcome.DEADLINE
+    assert "the deadline is over after 16 s, with " in said[-1]
+    assert "running" in said[-1]
