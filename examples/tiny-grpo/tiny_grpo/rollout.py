@@ -1,0 +1,239 @@
+"""The rollout: keeps samplers busy with groups, within the limits, while samplers come, go, die and change their weights.
+
+It runs in a thread of its own, beside the trainer's loop. Three rules keep its account straight:
+
+- A sampler gets samples only while the layout lists it and it has a published version: a new one, one that came back, and one whose update
+  broke off are all given the current weights first.
+- A sample that was refused or cut is asked for again, elsewhere, until it has its answer. So none is ever lost, as long as this process lives.
+- A sampler that is being drained gets nothing new, no weights either: what it writes, it finishes with those that it has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import threading
+from collections.abc import Coroutine, Iterable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from rljob_runtime import Endpoint, Reporter
+from tiny_grpo.account import Account
+from tiny_grpo.admission import Admission
+from tiny_grpo.sampler import CutError, RefusedError, Sampler
+from tiny_grpo.samples import Group, Sample
+from tiny_grpo.task import Kind, LengthTrace, Problem, problem
+
+_log = logging.getLogger(__name__)
+
+PAUSE_S = 0.5
+"""Between two tries of what failed, and between two looks at whether more may start."""
+
+
+class Rollout:
+    """Everything between the layout's endpoints and the queue of complete groups."""
+
+    def __init__(
+        self, admission: Admission, account: Account, reporter: Reporter, *, kind: Kind, lengths: LengthTrace, seed: int
+    ) -> None:
+        """Groups are drawn from ``kind`` and ``lengths``; the same ``seed`` draws the same group for the same number."""
+        self._admission, self._account, self._reporter = admission, account, reporter
+        self._kind, self._lengths, self._seed = kind, lengths, seed
+        self._samplers: dict[Endpoint, Sampler] = {}
+        self._weights: tuple[int, Path] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._loop = asyncio.new_event_loop()
+        self._changed = asyncio.Event()
+        self._session: aiohttp.ClientSession
+        self._thread = threading.Thread(target=self._loop.run_forever, name="rollout", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread; samples flow once there are endpoints and weights."""
+        self._thread.start()
+        self._run(self._open())
+
+    def use(self, endpoints: Iterable[Endpoint], draining: Iterable[str]) -> None:
+        """Use these samplers from now on, those of the pods in ``draining`` for nothing new."""
+        leaving = set(draining)
+        self._run(self._use([e for e in endpoints if e.pod not in leaving]))
+
+    def publish(self, version: int, weights: Path) -> float:
+        """Give all samplers in use the weights of ``version``; returns the longest pause of one of them, in seconds.
+
+        Returns when each has them or is out of use until it has.
+        """
+        return self._run(self._publish(version, weights))
+
+    def close(self) -> None:
+        """Stop; samples that wait for an answer are given up, and counted as lost."""
+        self._run(self._close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+
+    def _run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    async def _open(self) -> None:
+        # A connection is used once: one that is kept may be closed by a server that is leaving just as a sample is sent over it, and
+        # nobody could tell whether that sample was begun.
+        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True, limit=0))
+        self._spawn(self._admit())
+
+    async def _close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._session.close()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # Samplers.
+
+    async def _use(self, endpoints: list[Endpoint]) -> None:
+        for endpoint, sampler in self._samplers.items():
+            if sampler.listed and endpoint not in endpoints:
+                sampler.listed = False
+                self._spawn(self._see_off(endpoint, sampler))
+        for endpoint in endpoints:
+            sampler = self._samplers.setdefault(endpoint, Sampler(endpoint.pod, endpoint.url, self._session))
+            sampler.listed = True
+            self._bring_up(sampler)
+
+    def _bring_up(self, sampler: Sampler) -> None:
+        """See to it that a sampler gets the current weights, and then samples."""
+        if sampler.version is None and not sampler.joining:
+            sampler.joining = True
+            self._spawn(self._join(sampler))
+
+    async def _join(self, sampler: Sampler) -> None:
+        while sampler.listed and sampler.version is None:
+            weights = self._weights
+            if weights is not None:
+                await self._update(sampler, *weights)
+            if weights == self._weights and sampler.version is None:
+                await asyncio.sleep(PAUSE_S)
+        sampler.joining = False
+
+    async def _update(self, sampler: Sampler, version: int, weights: Path) -> float:
+        async with sampler.updating:
+            if sampler.version == version:
+                return 0.0
+            sampler.version = None
+            try:
+                paused_s = await sampler.update(version, weights)
+            except RefusedError as error:
+                _log.info("%s", error)
+            except CutError as error:
+                _log.warning("%s", error)
+                for sample in sampler.open:
+                    sample.cancel()
+            else:
+                # While it was updated, a newer version may have come out.
+                if self._weights == (version, weights):
+                    sampler.version = version
+                return paused_s
+            return 0.0
+
+    async def _publish(self, version: int, weights: Path) -> float:
+        self._weights = (version, weights)
+        for sampler in self._samplers.values():
+            if not sampler.listed:
+                sampler.version = None
+        used = [s for s in self._samplers.values() if s.version is not None]
+        pauses = await asyncio.gather(*(self._update(s, version, weights) for s in used))
+        for sampler in used:
+            if sampler.listed:
+                self._bring_up(sampler)
+        self._admission.version = version
+        self._changed.set()
+        return max(pauses, default=0.0)
+
+    async def _see_off(self, endpoint: Endpoint, sampler: Sampler) -> None:
+        """Wait until a sampler that is no longer listed has finished; if it is gone, so is what it was writing."""
+        missed = 0
+        while sampler.open and not sampler.listed and missed < 3:
+            await asyncio.sleep(PAUSE_S)
+            missed = 0 if await sampler.is_alive() else missed + 1
+        if not sampler.listed:
+            for sample in sampler.open:
+                sample.cancel()
+            self._samplers.pop(endpoint, None)
+
+    # Samples.
+
+    async def _admit(self) -> None:
+        while True:
+            while self._admission.may_start():
+                number = self._admission.start()
+                rng = random.Random(f"{self._seed}/{number}")
+                length = self._lengths.draw(self._admission.version, rng)
+                self._spawn(self._group(problem(self._kind, length, rng)))
+            self._reporter.in_flight(self._admission.in_flight)
+            self._changed.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), PAUSE_S)
+
+    async def _group(self, wanted: Problem) -> None:
+        size = self._admission.limits.samples_per_prompt
+        samples = await asyncio.gather(*(self._sample(wanted) for _ in range(size)))
+        self._admission.complete(Group(wanted, tuple(samples)))
+        self._reporter.queue(self._admission.queued)
+
+    async def _sample(self, wanted: Problem) -> Sample:
+        self._account.submitted.inc()
+        answered = False
+        try:
+            while True:
+                sampler = await self._pick()
+                try:
+                    sample = await self._ask(sampler, wanted)
+                except RefusedError as error:
+                    self._account.refused.inc()
+                    _log.info("%s", error)
+                except CutError as error:
+                    self._account.cut.inc()
+                    _log.warning("%s", error)
+                else:
+                    answered = True
+                    self._account.finished.inc()
+                    self._reporter.response(len(sample.tokens))
+                    return sample
+                self._account.retried.inc()
+                # It may have been started anew, with its first weights: it has to take the current ones again.
+                if not sampler.updating.locked():
+                    sampler.version = None
+                if sampler.listed:
+                    self._bring_up(sampler)
+        finally:
+            if not answered:
+                self._account.lost.inc()
+            self._admission.finish_sample()
+            self._changed.set()
+
+    async def _pick(self) -> Sampler:
+        """The sampler with the fewest samples, as soon as there is one."""
+        while True:
+            usable = [s for s in self._samplers.values() if s.listed and s.version is not None]
+            if usable:
+                return min(usable, key=lambda s: len(s.open))
+            await asyncio.sleep(PAUSE_S / 10)
+
+    async def _ask(self, sampler: Sampler, wanted: Problem) -> Sample:
+        """Ask in a task of its own, so that a sampler that dies silently can be given up."""
+        asked = self._loop.create_task(sampler.generate(wanted))
+        sampler.open.add(asked)
+        try:
+            await asyncio.wait([asked])
+        finally:
+            sampler.open.discard(asked)
+            asked.cancel()
+        if asked.cancelled():
+            raise CutError(f"{sampler.pod} was given up")
+        return asked.result()
