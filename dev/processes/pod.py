@@ -110,7 +110,11 @@ class PodWorker:
     # Life
 
     async def _run(self) -> None:
-        side = [asyncio.create_task(self._report_changes()), asyncio.create_task(self._keep_volumes())]
+        name = self.pod["metadata"]["name"]
+        side = [
+            asyncio.create_task(self._report_changes(), name=f"status of {name}"),
+            asyncio.create_task(self._keep_volumes(), name=f"volumes of {name}"),
+        ]
         try:
             if self.pod["metadata"].get("deletionTimestamp"):
                 self.update(self.pod)
@@ -196,6 +200,9 @@ class PodWorker:
         told = ""
         while True:
             await asyncio.sleep(self._volume_lag_s)
+            if self._deleted.is_set():
+                # A kubelet no longer refreshes the volumes of a pod that ends: what runs there sees the last it knew.
+                return
             try:
                 await self._volumes.refresh(self.pod)
                 told = ""

@@ -383,3 +383,20 @@ async def test_a_deleted_pod_that_never_ran_goes_at_once(node: Node) -> None:
     node.delete(100_000)
     await node.worker.task
     assert node.removed == ["u"]
+
+
+async def test_files_of_a_pod_that_ends_change_no_more(node: Node) -> None:
+    node.maps["m"] = {"layout.json": "last"}
+    node.run({
+        "volumes": [{"name": "layout", "configMap": {"name": "m"}}],
+        "containers": [container(STUBBORN, volumeMounts=[{"name": "layout", "mountPath": "/etc/rljob"}])],
+    })  # fmt: skip
+    await until(lambda: "runs" in node.log())
+    node.delete(100_000)
+    await until(lambda: any(reason == "Killing" for reason, _ in node.events))
+    node.maps["m"] = {"layout.json": "too late"}
+    mounted = node.folder / "pod" / "volumes" / "layout" / "layout.json"
+    await until(lambda: all(task.get_name() != "volumes of p" for task in asyncio.all_tasks()))
+    assert mounted.read_text() == "last"
+    node.delete(0)
+    await node.worker.task
