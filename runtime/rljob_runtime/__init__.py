@@ -8,6 +8,7 @@ of torch or vLLM.
 
 from rljob_runtime.bridges import bridge
 from rljob_runtime.follower import LayoutFollower
+from rljob_runtime.gate import Group, InFlightGate, Sample
 from rljob_runtime.layout import (
     DEFAULT_DIRECTORY,
     Endpoint,
@@ -23,12 +24,15 @@ from rljob_runtime.watcher import LayoutWatcher
 __all__ = [
     "DEFAULT_DIRECTORY",
     "Endpoint",
+    "Group",
+    "InFlightGate",
     "Layout",
     "LayoutError",
     "LayoutFollower",
     "LayoutPhase",
     "LayoutWatcher",
     "Reporter",
+    "Sample",
     "SamplerLayout",
     "TrainerLayout",
     "bridge",
