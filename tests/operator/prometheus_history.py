@@ -1,6 +1,6 @@
 """Ten minutes of a made-up job as Prometheus would have scraped them, and what a real Prometheus answers about them.
 
-The answers are kept in ``data/prometheus-answers.json`` so that most tests need no server. A cluster test checks that the real
+The answers are kept in ``data/prometheus-answers*.json``, a file an engine, so that most tests need no server. Cluster tests check that the real
 Prometheus still gives them; ``python -m tests.operator.prometheus_history`` records them anew after a query has changed.
 """
 
@@ -21,9 +21,11 @@ import aiohttp
 
 from dev.controlplane.build import binary
 from dev.controlplane.prometheus import Prometheus as Server
+from rljob_operator.engines import SGLANG, VLLM, Engine
 from rljob_operator.telemetry import Prometheus, Telemetry, observe
 
 ANSWERS = Path(__file__).parent / "data" / "prometheus-answers.json"
+SGLANG_ANSWERS = ANSWERS.with_name("prometheus-answers-sglang.json")
 
 UID = "2c9b7f9e-0000-4000-8000-000000000001"
 START_S = 1_700_000_000
@@ -82,7 +84,7 @@ class _Page:
         self.set(f"{name}_count", len(samples), pod)
 
 
-def _page(at_s: int) -> _Page:
+def _page(at_s: int, engine: Engine = VLLM) -> _Page:
     page = _Page()
     elapsed = at_s - START_S
     steps = elapsed // STEP_S
@@ -102,6 +104,9 @@ def _page(at_s: int) -> _Page:
     page.set("rljob_trained_tokens_total", math.fsum(lengths), "t-0")
     page.histogram("rljob_response_tokens", "t-0", lengths, EDGES)
     page.histogram("rljob_environment_seconds", "t-0", [ENVIRONMENT_S] * (SAMPLES_PER_STEP * steps), (1, 10, 100))
+    if engine is SGLANG:
+        _sglang(page, elapsed)
+        return page
     for pod in SAMPLERS:
         old = pod == OLD_ENGINE
         usage = "vllm:gpu_cache_usage_perc" if old else "vllm:kv_cache_usage_perc"
@@ -119,11 +124,40 @@ def _page(at_s: int) -> _Page:
     return page
 
 
-def openmetrics() -> str:
+def _sglang(page: _Page, elapsed: int) -> None:
+    """The same fleet under SGLang: one with two data-parallel engines, one whose ranks all speak, one that breaks its totals down by
+    priority, and an older one.
+    """
+    tokens = RUNNING * elapsed / ITERATION_S
+    for pod in SAMPLERS:
+        dp = ("0", "1") if pod == "s-0" else ("0",)
+        tp = ("0", "1") if pod == "s-1" else ("0",)
+        shares = [(share, rank) for share in dp for rank in tp]
+        for share, rank in shares:
+            own = {"engine_type": "unified", "model_name": "m", "tp_rank": rank, "pp_rank": "0", "dp_rank": share}
+            totals = {**own, "priority": ""} if pod == "s-2" else own
+            page.set("sglang:num_running_reqs", RUNNING / len(dp), pod, **totals)
+            page.set("sglang:num_queue_reqs", 1 / len(dp), pod, **totals)
+            if pod == "s-2":
+                page.set("sglang:num_running_reqs", RUNNING / 2, pod, **{**own, "priority": "5"})
+                page.set("sglang:num_queue_reqs", 1, pod, **{**own, "priority": "5"})
+            page.set("sglang:token_usage", 0.5, pod, **own)
+            page.set("sglang:max_total_num_tokens", KV_TOKENS / len(dp), pod, **own)
+            if pod != OLD_ENGINE:
+                page.set("sglang:realtime_tokens_total", tokens / len(dp), pod, **own, mode="decode")
+                page.set("sglang:realtime_tokens_total", 7.0 * elapsed, pod, **own, mode="prefill_compute")
+        http = {"engine_type": "unified", "model_name": "m"}
+        page.set("sglang:inter_token_latency_seconds_sum", RUNNING * elapsed, pod, **http)
+        page.set("sglang:inter_token_latency_seconds_count", tokens, pod, **http)
+        page.set("sglang:generation_tokens_total", 0.75 * tokens, pod, **http, is_streaming="true")
+        page.set("sglang:generation_tokens_total", 0.25 * tokens, pod, **http, is_streaming="false")
+
+
+def openmetrics(engine: Engine = VLLM) -> str:
     """The history in the format that promtool backfills: all samples of a series in a row."""
     series: dict[tuple[str, tuple[tuple[str, str], ...]], list[tuple[int, float]]] = {}
     for at_s in range(START_S, START_S + LASTS_S + 1, SCRAPE_S):
-        for key, value in _page(at_s).values.items():
+        for key, value in _page(at_s, engine).values.items():
             series.setdefault(key, []).append((at_s, value))
     lines = []
     for (name, labels), points in sorted(series.items()):
@@ -133,12 +167,12 @@ def openmetrics() -> str:
 
 
 @contextlib.contextmanager
-def real_server() -> Iterator[str]:
+def real_server(engine: Engine = VLLM) -> Iterator[str]:
     """The URL of a real Prometheus that holds the history."""
     with tempfile.TemporaryDirectory() as directory:
         root = Path(directory)
         text = root / "history.txt"
-        text.write_text(openmetrics())
+        text.write_text(openmetrics(engine))
         data = root / "prometheus" / "data"
         promtool = binary("prometheus").with_name("promtool")
         subprocess.run(
@@ -180,15 +214,16 @@ async def look(prometheus: Prometheus, **changes: Any) -> Telemetry:
     return await observe(prometheus, UID, **(arguments | changes))
 
 
-async def record() -> dict[str, Any]:
+async def record(engine: Engine = VLLM) -> dict[str, Any]:
     """What the real Prometheus answers to every query about the history."""
-    with real_server() as url:
+    with real_server(engine) as url:
         async with aiohttp.ClientSession() as session:
             recorder = Recorder(session, url)
-            await look(recorder)
-            await look(recorder, since=None)
+            await look(recorder, engine=engine)
+            await look(recorder, since=None, engine=engine)
             return dict(sorted(recorder.answers.items()))
 
 
 if __name__ == "__main__":
-    ANSWERS.write_text(json.dumps(asyncio.run(record()), indent=1) + "\n")
+    for file, of in ((ANSWERS, VLLM), (SGLANG_ANSWERS, SGLANG)):
+        file.write_text(json.dumps(asyncio.run(record(of)), indent=1) + "\n")
