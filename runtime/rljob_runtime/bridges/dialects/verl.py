@@ -55,7 +55,7 @@ FULLY_ASYNC = Dialect(
             source=f"{_ASYNC}/fully_async_trainer.py:611 (the framework's own sum)",
         ),
         # The timer's name holds the prefix that all timings get once more.
-        synced("timing_s/timing_s/param_sync", source=f"{_ASYNC}/fully_async_trainer.py:729, {_METRICS}:644"),
+        synced("timing_s/timing_s/param_sync", source=f"{_ASYNC}/fully_async_trainer.py:729, {_METRICS}:645"),
         queue("dynamic_resource/mq_size", f"{_ASYNC}/fully_async_trainer.py:908"),
         in_flight_groups(
             "fully_async/monitor/active_tasks_size", f"{_ASYNC}/fully_async_rollouter.py:1171, detach_utils.py:113"
@@ -74,18 +74,18 @@ V1 = Dialect(
     step_key="training/global_step",
     rules=(
         # One synchronisation for each global step, made before the step is logged.
-        version("training/global_step", f"{_V1}/trainer_base.py:1963"),
+        version("training/global_step", f"{_V1}/trainer_base.py:1935"),
         staleness_mean("training/off_policy/trajectory_staleness_worst/mean", f"{_V1}/trainer_base.py:1980"),
         staleness_max("training/off_policy/trajectory_staleness_worst/max", f"{_V1}/trainer_base.py:1980"),
         waited(
             "timing_s/gen",
             optional=("timing_s/switch_wait",),
-            source=f"{_V1}/trainer_base.py:565, {_V1}/trainer_separate_async.py:270",
+            source=f"{_V1}/trainer_base.py:565, {_V1}/trainer_separate_async.py:283",
         ),
         train_seconds("timing_s/update_actor", optional=_PHASES, source=f"{_V1}/trainer_base.py:578-609"),
         synced("timing_s/update_weights", source=f"{_V1}/trainer_separate_async.py:380"),
         # Only where trainer GPUs are lent to rollouts (hybrid_rollout.enable_switch).
-        queue("separate_async/decision/sampleable_count", f"{_V1}/trainer_separate_async.py:358", always=False),
+        queue("separate_async/decision/sampleable_count", f"{_V1}/trainer_separate_async.py:363", always=False),
         dropped("training/off_policy/evicted_samples", f"{_V1}/replay_buffer.py:367"),
         *trained_by_means(
             "perf/total_num_tokens", "prompt_length/mean", "response_length/mean", f"{_METRICS}:573, 589, 685"
