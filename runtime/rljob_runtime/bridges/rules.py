@@ -173,31 +173,46 @@ def trained_by_means(total: str, prompt_mean: str, response_mean: str, source: s
         each = values[prompt_mean] + values[response_mean]
         return round(values[total] / each) if each > 0 else None
 
-    return _counted((total, prompt_mean, response_mean), response_mean, samples, source)
+    return counted((total, prompt_mean, response_mean), lambda values: values[response_mean], samples, source)
 
 
 def trained_by_mean(response_mean: str, source: str) -> tuple[Rule, ...]:
     """Samples of a step where the user said how many, and its response tokens from their mean length."""
-    return _counted((response_mean,), response_mean, lambda sink, _: sink.samples_per_step, source)
+
+    def samples(sink: Sink, _: Values) -> float | None:
+        return sink.samples_per_step
+
+    return counted((response_mean,), lambda values: values[response_mean], samples, source)
 
 
-def _counted(needs: tuple[str, ...], response_mean: str, count: Count, source: str) -> tuple[Rule, ...]:
+def counted(
+    needs: tuple[str, ...],
+    mean: Callable[[Values], float],
+    count: Count,
+    source: str,
+    *,
+    optional: tuple[str, ...] = (),
+) -> tuple[Rule, ...]:
+    """Samples, response tokens and response lengths of a step, from the ``count`` of its samples and the ``mean`` of their lengths."""
+
     def feed_samples(sink: Sink, values: Values) -> None:
         sink.reporter.trained(samples=count(sink, values))
 
     def feed_tokens(sink: Sink, values: Values) -> None:
         samples = count(sink, values)
-        if samples is not None:
-            sink.reporter.trained(tokens=round(samples * values[response_mean]))
+        if samples:
+            sink.reporter.trained(tokens=round(samples * mean(values)))
 
     def feed_lengths(sink: Sink, values: Values) -> None:
-        # Of the trained ones alone; a step whose samples are not counted counts as one.
-        sink.reporter.response_summary(mean=values[response_mean], samples=count(sink, values))
+        samples = count(sink, values)
+        if samples != 0:
+            # Of the trained ones alone; a step whose samples are not counted counts as one.
+            sink.reporter.response_summary(mean=mean(values), samples=samples)
 
     return (
-        Rule(SAMPLES, needs, feed_samples, source),
-        Rule(TOKENS, needs, feed_tokens, source),
-        Rule(RESPONSE, needs, feed_lengths, source),
+        Rule(SAMPLES, needs, feed_samples, source, optional),
+        Rule(TOKENS, needs, feed_tokens, source, optional),
+        Rule(RESPONSE, needs, feed_lengths, source, optional),
     )
 
 
