@@ -24,8 +24,6 @@ class Limits:
     """Versions to train until: no group starts that no step would take."""
     max_staleness: int
     """In policy versions."""
-    in_flight_cap: int
-    """Most samples submitted and not finished; 0: none may start."""
 
 
 class Admission:
@@ -38,8 +36,6 @@ class Admission:
         """The policy version that every sampler in use has."""
         self.started = version * limits.prompts_per_step
         """Groups started since version 0, those that a restart lost left out."""
-        self.in_flight = 0
-        """Samples submitted and not finished."""
         self._complete: deque[Group] = deque()
         self._changed = threading.Condition()
 
@@ -49,21 +45,15 @@ class Admission:
         return len(self._complete)
 
     def may_start(self) -> bool:
-        """Whether one more group may start now."""
+        """Whether one more group may start now, as far as staleness goes; the cap on samples in flight is the gate's."""
         limits = self.limits
         ahead = min(self.version + limits.max_staleness + 1, limits.steps)
-        fits = self.in_flight + limits.samples_per_prompt <= limits.in_flight_cap
-        return fits and self.started < ahead * limits.prompts_per_step
+        return self.started < ahead * limits.prompts_per_step
 
     def start(self) -> int:
-        """Take a group's samples into the account; returns the group's number, counted from 0."""
+        """Count a group as started; returns its number, from 0."""
         self.started += 1
-        self.in_flight += self.limits.samples_per_prompt
         return self.started - 1
-
-    def finish_sample(self) -> None:
-        """A sample has its answer."""
-        self.in_flight -= 1
 
     def complete(self, group: Group) -> None:
         """All samples of a group have their answers: it waits for the trainer from now on."""

@@ -15,16 +15,19 @@ import contextlib
 import logging
 import random
 import threading
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 
-from rljob_runtime import Endpoint, Reporter
+from rljob_runtime import Endpoint, InFlightGate, Layout, Reporter
+from rljob_runtime.gate import Group as Room
+from rljob_runtime.gate import Sample as Place
 from tiny_grpo.account import Account
 from tiny_grpo.admission import Admission
-from tiny_grpo.sampler import CutError, RefusedError, Sampler
+from tiny_grpo.sampler import BusyError, CutError, RefusedError, Sampler
 from tiny_grpo.samples import Group, Sample
 from tiny_grpo.task import Kind, LengthTrace, Problem, problem
 
@@ -43,6 +46,8 @@ class Rollout:
         """Groups are drawn from ``kind`` and ``lengths``; the same ``seed`` draws the same group for the same number."""
         self._admission, self._account, self._reporter = admission, account, reporter
         self._kind, self._lengths, self._seed = kind, lengths, seed
+        self._gate = InFlightGate(reporter=reporter)
+        self._layout: Layout | None = None
         self._samplers: dict[Endpoint, Sampler] = {}
         self._weights: tuple[int, Path] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -56,10 +61,14 @@ class Rollout:
         self._thread.start()
         self._run(self._open())
 
-    def use(self, endpoints: Iterable[Endpoint], draining: Iterable[str]) -> None:
-        """Use these samplers from now on, those of the pods in ``draining`` for nothing new."""
-        leaving = set(draining)
-        self._run(self._use([e for e in endpoints if e.pod not in leaving]))
+    @property
+    def in_flight(self) -> int:
+        """Samples submitted and not finished."""
+        return self._gate.in_flight
+
+    def follow(self, layout: Layout) -> None:
+        """Use the samplers of ``layout`` from now on, those that are being drained for nothing new."""
+        self._run(self._follow(layout))
 
     def publish(self, version: int, weights: Path) -> float:
         """Give all samplers in use the weights of ``version``; returns the longest pause of one of them, in seconds.
@@ -96,15 +105,25 @@ class Rollout:
 
     # Samplers.
 
-    async def _use(self, endpoints: list[Endpoint]) -> None:
+    async def _follow(self, layout: Layout) -> None:
+        self._layout = layout
+        used = [e for e in layout.samplers.endpoints if e.pod not in layout.draining]
         for endpoint, sampler in self._samplers.items():
-            if sampler.listed and endpoint not in endpoints:
+            if sampler.listed and endpoint not in used:
                 sampler.listed = False
                 self._spawn(self._see_off(endpoint, sampler))
-        for endpoint in endpoints:
+        for endpoint in used:
             sampler = self._samplers.setdefault(endpoint, Sampler(endpoint.pod, endpoint.url, self._session))
             sampler.listed = True
             self._bring_up(sampler)
+        self._tell_gate()
+
+    def _tell_gate(self) -> None:
+        """The gate sees of the layout those samplers alone that have the current weights."""
+        if self._layout is not None:
+            ready = tuple(e for e, s in self._samplers.items() if s.listed and s.version is not None)
+            self._gate.follow(replace(self._layout, samplers=replace(self._layout.samplers, endpoints=ready)))
+            self._changed.set()
 
     def _bring_up(self, sampler: Sampler) -> None:
         """See to it that a sampler gets the current weights, and then samples."""
@@ -125,7 +144,7 @@ class Rollout:
         async with sampler.updating:
             if sampler.version == version:
                 return 0.0
-            sampler.version = None
+            self._take_out(sampler)
             try:
                 paused_s = await sampler.update(version, weights)
             except RefusedError as error:
@@ -138,8 +157,14 @@ class Rollout:
                 # While it was updated, a newer version may have come out.
                 if self._weights == (version, weights):
                     sampler.version = version
+                    self._tell_gate()
                 return paused_s
             return 0.0
+
+    def _take_out(self, sampler: Sampler) -> None:
+        """It gets no samples until it was given the current weights."""
+        sampler.version = None
+        self._tell_gate()
 
     async def _publish(self, version: int, weights: Path) -> float:
         self._weights = (version, weights)
@@ -170,62 +195,59 @@ class Rollout:
 
     async def _admit(self) -> None:
         while True:
-            while self._admission.may_start():
-                number = self._admission.start()
-                rng = random.Random(f"{self._seed}/{number}")
+            size = self._admission.limits.samples_per_prompt
+            while self._admission.may_start() and (room := self._gate.try_admit(size)) is not None:
+                rng = random.Random(f"{self._seed}/{self._admission.start()}")
                 length = self._lengths.draw(self._admission.version, rng)
-                self._spawn(self._group(problem(self._kind, length, rng)))
-            self._reporter.in_flight(self._admission.in_flight)
+                self._spawn(self._group(room, size, problem(self._kind, length, rng)))
             self._changed.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), PAUSE_S)
 
-    async def _group(self, wanted: Problem) -> None:
-        size = self._admission.limits.samples_per_prompt
-        samples = await asyncio.gather(*(self._sample(wanted) for _ in range(size)))
+    async def _group(self, room: Room, size: int, wanted: Problem) -> None:
+        with room:
+            samples = await asyncio.gather(*(self._sample(room, wanted) for _ in range(size)))
         self._admission.complete(Group(wanted, tuple(samples)))
         self._reporter.queue(self._admission.queued)
 
-    async def _sample(self, wanted: Problem) -> Sample:
+    async def _sample(self, room: Room, wanted: Problem) -> Sample:
         self._account.submitted.inc()
-        answered = False
         try:
-            while True:
-                sampler = await self._pick()
-                try:
-                    sample = await self._ask(sampler, wanted)
-                except RefusedError as error:
-                    self._account.refused.inc()
-                    _log.info("%s", error)
-                except CutError as error:
-                    self._account.cut.inc()
-                    _log.warning("%s", error)
-                else:
-                    answered = True
-                    self._account.finished.inc()
-                    self._reporter.response(len(sample.tokens))
-                    return sample
-                self._account.retried.inc()
-                # It may have been started anew, with its first weights: it has to take the current ones again.
-                if not sampler.updating.locked():
-                    sampler.version = None
-                if sampler.listed:
-                    self._bring_up(sampler)
-        finally:
-            if not answered:
-                self._account.lost.inc()
-            self._admission.finish_sample()
-            self._changed.set()
+            with await room.sample_async() as place:
+                while (sample := await self._ask(place, wanted)) is None:
+                    self._account.retried.inc()
+                    await place.elsewhere_async()
+        except BaseException:
+            self._account.lost.inc()
+            raise
+        self._account.finished.inc()
+        self._reporter.response(len(sample.tokens))
+        self._changed.set()
+        return sample
 
-    async def _pick(self) -> Sampler:
-        """The sampler with the fewest samples, as soon as there is one."""
-        while True:
-            usable = [s for s in self._samplers.values() if s.listed and s.version is not None]
-            if usable:
-                return min(usable, key=lambda s: len(s.open))
-            await asyncio.sleep(PAUSE_S / 10)
+    async def _ask(self, place: Place, wanted: Problem) -> Sample | None:
+        """One answer, or None, and that sampler out of use until it has taken the current weights again."""
+        sampler = self._samplers.get(place.endpoint)
+        try:
+            if sampler is None:
+                raise RefusedError(f"{place.endpoint.pod} is gone")
+            return await self._answer(sampler, wanted)
+        except RefusedError as error:
+            self._account.refused.inc()
+            _log.info("%s", error)
+            if sampler is None or isinstance(error, BusyError):
+                return None
+        except CutError as error:
+            self._account.cut.inc()
+            _log.warning("%s", error)
+        # It may have been started anew, and have its first weights.
+        if not sampler.updating.locked():
+            self._take_out(sampler)
+        if sampler.listed:
+            self._bring_up(sampler)
+        return None
 
-    async def _ask(self, sampler: Sampler, wanted: Problem) -> Sample:
+    async def _answer(self, sampler: Sampler, wanted: Problem) -> Sample:
         """Ask in a task of its own, so that a sampler that dies silently can be given up."""
         asked = self._loop.create_task(sampler.generate(wanted))
         sampler.open.add(asked)

@@ -29,6 +29,10 @@ class RefusedError(Exception):
     """The server did not take the sample."""
 
 
+class BusyError(RefusedError):
+    """The server did not take the sample, since its queue is full; nothing is wrong with it."""
+
+
 class CutError(Exception):
     """The server took the sample and did not finish it."""
 
@@ -70,8 +74,7 @@ class Sampler:
             ) as response:
                 if response.status != 200:
                     text = (await response.text())[:300]
-                    refused = response.status in (429, 503) or SHUTTING_DOWN in text
-                    raise (RefusedError if refused else CutError)(f"{self.pod}: HTTP {response.status}: {text}")
+                    raise ending(response.status, text)(f"{self.pod}: HTTP {response.status}: {text}")
                 answer = await response.json()
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise RefusedError(f"{self.pod}: {error}") from error
@@ -88,7 +91,7 @@ class Sampler:
         """
         if not (weights / "config.json").exists():
             # vLLM's engine does not survive being sent to weights that are not there.
-            raise FileNotFoundError(f"no weights in {weights}")
+            raise RefusedError(f"{self.pod} can't be given {weights}, which is not there any more")
         try:
             await self._call("/pause?mode=keep")
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
@@ -123,6 +126,14 @@ class Sampler:
             await self._call("/resume")
         except (aiohttp.ClientError, TimeoutError, OSError):
             return  # it is gone, or about to be
+
+
+def ending(status: int, text: str) -> type[RefusedError] | type[CutError]:
+    """What an HTTP status other than 200 says of a sample."""
+    if status in (429, 503):
+        return BusyError
+    # Any other 500 comes from an engine that died, perhaps with the sample in it.
+    return RefusedError if status < 500 or SHUTTING_DOWN in text else CutError
 
 
 def read_choice(pod: str, problem: Problem, choice: dict[str, Any]) -> Sample:

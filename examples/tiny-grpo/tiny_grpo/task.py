@@ -1,8 +1,8 @@
-"""The task: numbers from 00 to 99, all different, to be copied, reversed or sorted.
+"""The task: numbers from 00 to 99, all different, to be sorted, reversed or copied; or to count from one to another.
 
 It is chosen so that a transformer of two layers can do it at any length: which number comes next depends on the prompt and on the number
 before it alone. So the length of the answers can be set to grow while a job runs, as the answers of models that learn to reason do,
-without the task becoming another one.
+without the task becoming another one. With ``count`` the answers grow and the prompts don't.
 
 Nothing here needs torch: a problem is a list of token ids, and its reward is counted.
 """
@@ -27,6 +27,7 @@ class Kind(StrEnum):
     COPY = "copy"
     REVERSE = "reverse"
     SORT = "sort"
+    COUNT = "count"
 
 
 FIRST_NUMBER = ASK + 1 + len(Kind)
@@ -43,7 +44,7 @@ class Problem:
     """One prompt and the answer to it."""
 
     prompt: tuple[int, ...]
-    """Token ids: the kind, the numbers, ``>``."""
+    """Token ids: the kind, the numbers, ``>``: ``sort 42 07 99 >``, ``count 17 52 >``."""
     target: tuple[int, ...]
     """Token ids of the right answer, the end token included."""
 
@@ -54,9 +55,14 @@ class Problem:
 
 
 def problem(kind: Kind, length: int, rng: random.Random) -> Problem:
-    """A problem of ``length`` numbers (1 to 100)."""
-    numbers = rng.sample(range(NUMBERS), length)
-    answer = {Kind.COPY: numbers, Kind.REVERSE: numbers[::-1], Kind.SORT: sorted(numbers)}[kind]
+    """A problem with an answer of ``length`` numbers (1 to 100)."""
+    if kind is Kind.COUNT:
+        first = rng.randint(0, NUMBERS - length)
+        answer = list(range(first, first + length))
+        numbers = [answer[0], answer[-1]]
+    else:
+        numbers = rng.sample(range(NUMBERS), length)
+        answer = {Kind.COPY: numbers, Kind.REVERSE: numbers[::-1], Kind.SORT: sorted(numbers)}[kind]
     ask = ASK + 1 + list(Kind).index(kind)
     return Problem(
         prompt=(ask, *(FIRST_NUMBER + n for n in numbers), ASK),
@@ -78,7 +84,7 @@ def reward(target: tuple[int, ...], answer: tuple[int, ...]) -> float:
 
 
 class LengthTrace:
-    """How many numbers a prompt has, over the policy versions: straight lines between points.
+    """How many numbers an answer has, over the policy versions: straight lines between points.
 
     Written ``0:12,100:12,200:48``: 12 numbers up to version 100, then growing to 48 at version 200. ``12`` alone is constant.
     """
@@ -98,11 +104,11 @@ class LengthTrace:
         if any(a[0] >= b[0] for a, b in pairwise(points)):
             raise ValueError(f"length trace {text!r}: the versions have to grow from point to point")
         if not all(1 <= mean <= NUMBERS for _, mean in points):
-            raise ValueError(f"length trace {text!r}: the numbers of a prompt are 1 to {NUMBERS}")
+            raise ValueError(f"length trace {text!r}: the numbers of an answer are 1 to {NUMBERS}")
         self._points, self._spread = points, spread
 
     def mean(self, version: int) -> float:
-        """Mean numbers of a prompt at policy ``version``."""
+        """Mean numbers of an answer at policy ``version``."""
         before = [p for p in self._points if p[0] <= version]
         after = [p for p in self._points if p[0] > version]
         if not before or not after:
@@ -111,7 +117,7 @@ class LengthTrace:
         return m0 + (m1 - m0) * (version - v0) / (v1 - v0)
 
     def draw(self, version: int, rng: random.Random) -> int:
-        """The numbers of one prompt at policy ``version``."""
+        """The numbers of one answer at policy ``version``."""
         mean = self.mean(version)
         length = round(rng.uniform(mean * (1 - self._spread), mean * (1 + self._spread)))
         return min(max(length, 1), NUMBERS)

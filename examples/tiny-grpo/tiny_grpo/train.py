@@ -54,7 +54,7 @@ class Leader:
             _log.info("resumed at version %d", self._learner.version)
         reporter.resumed(self._learner.version)
         # Nothing starts before the first layout has said how much may.
-        limits = Limits(options.prompts_per_step, options.samples_per_prompt, options.steps, 0, 0)
+        limits = Limits(options.prompts_per_step, options.samples_per_prompt, options.steps, 0)
         self._admission = Admission(limits, self._learner.version)
         self._account = Account(reporter.registry)
         self._rollout = Rollout(
@@ -133,10 +133,8 @@ class Leader:
         """Samplers and limits at once; the trainer's processes as soon as all are here, or the layout stays unacknowledged."""
         options = self._options
         stale = layout.max_staleness if options.staleness is None else options.staleness
-        self._admission.limits = Limits(
-            options.prompts_per_step, options.samples_per_prompt, options.steps, stale, layout.in_flight_cap
-        )
-        self._rollout.use(layout.samplers.endpoints, layout.draining)
+        self._admission.limits = Limits(options.prompts_per_step, options.samples_per_prompt, options.steps, stale)
+        self._rollout.follow(layout)
         self._generation = layout.generation
         wanted = self._wanted(layout)
         self._form(layout)
@@ -177,7 +175,7 @@ class Leader:
 
     def _write_account(self) -> None:
         self._account.write(
-            self._shared / "account.json", in_flight=self._admission.in_flight, version=self._learner.version
+            self._shared / "account.json", in_flight=self._rollout.in_flight, version=self._learner.version
         )
 
     def _note(self, groups: list[Group], before: int, learned: Learned, times: dict[str, float]) -> None:
@@ -199,7 +197,7 @@ class Leader:
             "samples": len(samples),
             "tokens": tokens,
             "queued": self._admission.queued,
-            "in_flight": self._admission.in_flight,
+            "in_flight": self._rollout.in_flight,
             "trainers": self._ranks.world,
         }
         with (self._shared / "history.jsonl").open("a") as file:
@@ -265,10 +263,10 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--length-trace",
         default=os.environ.get("TINY_GRPO_LENGTHS", "10"),
-        help="numbers of a prompt over policy versions: 0:12,100:12,200:48",
+        help="numbers of an answer over policy versions: 0:12,100:12,200:48",
     )
     made.add_argument("--length-spread", type=float, default=0.5, help="lengths lie within this share of the mean")
-    made.add_argument("--learning-rate", type=float, default=1e-3)
+    made.add_argument("--learning-rate", type=float, default=5e-4)
     made.add_argument("--seed", type=int, default=0)
     made.add_argument("--port", type=int, default=9100, help="of /metrics")
     made.add_argument(
