@@ -195,7 +195,12 @@ def _label(text: str) -> str:
 def _subject(this: Pass, learned: LearnedStatus | None) -> ProfileSubject:
     spec = planning.limited(this.spec, this.inventory)
     accelerators = accelerators_of(spec, this.inventory.rooms)
-    return profiles.subject_of(this.spec, accelerators, None if learned is None else learned.decode)
+    return profiles.subject_of(
+        this.spec,
+        accelerators,
+        None if learned is None else learned.decode,
+        None if learned is None else learned.seconds,
+    )
 
 
 def _unlike(this: Pass, measured: Calibration, name: str) -> list[str]:

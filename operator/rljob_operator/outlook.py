@@ -137,6 +137,8 @@ class Outlook:
                 situation.seed,
                 None if steps is None else steps.bit_length(),
                 calibration.decode,
+                calibration.decode_seconds,
+                calibration.train_seconds,
                 calibration.kv_tokens,
             ),
             logarithms=(

@@ -23,13 +23,14 @@ from rljob_planner.accelerators import Accelerators
 from rljob_planner.api.evidence import PhaseSeconds
 from rljob_planner.api.profile import MOST_RUNS, ProfileRun, ProfileSubject, RLJobProfile, RLJobProfileSpec
 from rljob_planner.api.spec import RLJob, RLJobSpec
-from rljob_planner.api.status import DecodeConstants, LearnedStatus, RLJobStatus
+from rljob_planner.api.status import DecodeConstants, LearnedStatus, MeasuredSeconds, RLJobStatus
 from rljob_planner.api.workload import ResponseTokens
 from rljob_planner.calibrate import LEAST_FACTOR, MOST_FACTOR, UNMEASURED_ERROR, Calibration
 from rljob_planner.errors import PlanningError
 from rljob_planner.evidence import Evidence, assumed
 from rljob_planner.hardware import DecodeEfficiency
 from rljob_planner.job import lengths_of, model_of
+from rljob_planner.measured_costs import DecodeSeconds, TrainSeconds
 
 LEAST_OBSERVATIONS = 3
 """Measurements that a run's factors must rest on to be kept: fewer say more of its start than of it."""
@@ -50,7 +51,12 @@ _COVERED = 0.5
 """Share of the new run's steps that an earlier one must have made for its growth to be taken over."""
 
 
-def subject_of(spec: RLJobSpec, accelerators: Accelerators, constants: DecodeConstants | None = None) -> ProfileSubject:
+def subject_of(
+    spec: RLJobSpec,
+    accelerators: Accelerators,
+    constants: DecodeConstants | None = None,
+    seconds: MeasuredSeconds | None = None,
+) -> ProfileSubject:
     """What a run of this spec on these GPUs is a run of. Raises PlanningError for an unknown model.
 
     Budget, steps, staleness and split are left out: they change what is best, not how fast a replica is or how responses grow.
@@ -77,7 +83,7 @@ def subject_of(spec: RLJobSpec, accelerators: Accelerators, constants: DecodeCon
         max_response_tokens=workload.response_tokens.max,
         turns=1 if workload.environment is None else workload.environment.turns,
         training=", ".join(training),
-        constants="" if constants is None else _digest(constants.model_dump(mode="json"))[:8],
+        constants=_digest(known.model_dump(mode="json"))[:8] if (known := constants or seconds) else "",
     )
 
 
@@ -314,7 +320,7 @@ def calibration_of(lesson: Lesson, now_s: float, base: Calibration | None = None
         sampler_evidence=_evidence(lesson.sampler_factor, lesson.sampler_error, now_s),
         trainer_evidence=_evidence(lesson.trainer_factor, lesson.trainer_error, now_s),
         # What was measured in a running job holds without the allowance for what running costs a benchmark.
-        measured_on=start.measured_on if lesson.sampler_factor is None else None,
+        measured_on=start.measured_on if lesson.sampler_factor is None or start.decode_seconds is not None else None,
     )
 
 
@@ -344,16 +350,33 @@ def learned_status(lesson: Lesson | None, config_map: str | None, measured: Cali
             step_seconds=decode.step_s,
             request_seconds=decode.request_s,
         ),
+        seconds=_seconds(measured),
+        sampler_efficiency=None if measured is None else measured.sampler_efficiency,
         kv_tokens=None if measured is None else measured.kv_tokens,
         tensor_parallel=None if on is None else on.tensor_parallel,
     )
 
 
+def _seconds(measured: Calibration | None) -> MeasuredSeconds | None:
+    """The measured seconds of a calibration, for the status; None if it has none."""
+    line, step = (None, None) if measured is None else (measured.decode_seconds, measured.train_seconds)
+    if line is None and step is None:
+        return None
+    return MeasuredSeconds(
+        iteration=None if line is None else line.step_s,
+        sample=None if line is None else line.sample_s,
+        context_token=None if line is None else line.context_token_s,
+        prompt_token=None if line is None else line.prompt_token_s,
+        train_step=None if step is None else step.step_s,
+        train_token=None if step is None else step.token_s,
+    )
+
+
 def with_constants(calibration: Calibration, learned: LearnedStatus | None, tensor_parallel: int) -> Calibration:
-    """A live calibration with what was measured before the run: the engine's constants, and its KV room where the width is the same."""
-    if learned is None or (learned.decode is None and learned.kv_tokens is None):
+    """A live calibration with what was measured before the run; KV room and seconds of engines only where the width is the same."""
+    if learned is None:
         return calibration
-    decode = learned.decode
+    decode, seconds = learned.decode, learned.seconds or MeasuredSeconds()
     same_width = learned.tensor_parallel in (None, tensor_parallel)
     return replace(
         calibration,
@@ -367,4 +390,13 @@ def with_constants(calibration: Calibration, learned: LearnedStatus | None, tens
             request_s=decode.request_seconds,
         ),
         kv_tokens=learned.kv_tokens if same_width else None,
+        decode_seconds=None
+        if seconds.iteration is None or not same_width
+        else DecodeSeconds(
+            seconds.iteration, seconds.sample or 0.0, seconds.context_token or 0.0, seconds.prompt_token or 0.0
+        ),
+        train_seconds=None
+        if seconds.train_step is None
+        else TrainSeconds(seconds.train_step, seconds.train_token or 0.0),
+        sampler_efficiency=learned.sampler_efficiency,
     )

@@ -11,13 +11,14 @@ from collections.abc import Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from rljob_planner._simulation_json import Part
 from rljob_planner.errors import PlanningError
 
 if TYPE_CHECKING:
     from rljob_planner.fit import Fit, FittedRow
+    from rljob_planner.fit_seconds import FittedSeconds, SecondsFit
 
 MAP_KEY = "calibration.yaml"
 """Key of a ConfigMap that holds a calibration."""
@@ -27,7 +28,9 @@ class MeasuredOnJson(Part):
     """The engine that was measured."""
 
     model: str
-    gpu: str = Field(description="Name in the packaged hardware file.")
+    gpu: str | None = Field(
+        default=None, description="Name in the packaged hardware file; null: an accelerator without a data sheet."
+    )
     tensor_parallel: int = Field(ge=1)
     weights: str = Field(description="Number format of the weights.")
     kv_cache: str = Field(description="Number format of the KV cache.")
@@ -43,6 +46,38 @@ class DecodeConstantsJson(Part):
     request_seconds: float = Field(ge=0, le=1, description="Each running sample of a step.")
 
 
+class DecodeSecondsJson(Part):
+    """Seconds of an iteration that were measured, whatever the accelerator: the sum of these lines."""
+
+    step_seconds: float = Field(ge=0, le=100, description="An iteration, whatever it runs.")
+    sample_seconds: float = Field(default=0.0, ge=0, le=10, description="Each running sample of it.")
+    context_token_seconds: float = Field(default=0.0, ge=0, le=0.1, description="Each resident token of those samples.")
+    prompt_token_seconds: float = Field(
+        default=0.0, ge=0, le=1, description="Each prompt token that is prefilled in it."
+    )
+
+    @model_validator(mode="after")
+    def _takes_time(self) -> DecodeSecondsJson:
+        if not self.step_seconds + self.sample_seconds > 0:
+            raise ValueError("an iteration takes time: write stepSeconds or sampleSeconds above 0")
+        return self
+
+
+class TrainSecondsJson(Part):
+    """Seconds of a training step that were measured, whatever the accelerator: the sum of these lines."""
+
+    step_seconds: float = Field(default=0.0, ge=0, le=100_000, description="A step, with any number of GPUs.")
+    token_seconds: float = Field(
+        default=0.0, ge=0, le=1000, description="Each prompt or response token of the batch, over the trainers' GPUs."
+    )
+
+    @model_validator(mode="after")
+    def _takes_time(self) -> TrainSecondsJson:
+        if not self.step_seconds + self.token_seconds > 0:
+            raise ValueError("a training step takes time: write stepSeconds or tokenSeconds above 0")
+        return self
+
+
 class SamplersCalibrationJson(Part):
     """The sampler side."""
 
@@ -50,38 +85,62 @@ class SamplersCalibrationJson(Part):
         default=1.0, ge=0.1, le=10, description="Measured over predicted speed, beyond the constants."
     )
     decode: DecodeConstantsJson | None = Field(default=None, description="null: the packaged constants hold.")
+    measured: DecodeSecondsJson | None = Field(
+        default=None, description="Seconds that rest on no data sheet; null: bytes, arithmetic and constants hold."
+    )
+    efficiency: float | None = Field(
+        default=None,
+        gt=0,
+        le=2,
+        description="Speed in a running job over the engine's alone, until the job shows it; null: as published runs show it.",
+    )
     kv_tokens: int | None = Field(
         default=None, gt=0, description="Tokens in the KV cache of a replica as its engine reports; null: computed."
     )
+
+    @model_validator(mode="after")
+    def _one_account(self) -> SamplersCalibrationJson:
+        if self.decode is not None and self.measured is not None:
+            raise ValueError("decode and measured both say what an iteration takes: keep one of them")
+        return self
 
 
 class TrainersCalibrationJson(Part):
     """The trainer side."""
 
     factor: float = Field(default=1.0, ge=0.1, le=10, description="Measured over predicted speed.")
+    measured: TrainSecondsJson | None = Field(
+        default=None, description="Seconds that rest on no data sheet; null: FLOPs at the trainer's MFU hold."
+    )
 
 
 class ConstantJson(Part):
     """One fitted constant."""
 
     name: str
-    default: float
+    default: float | None = Field(default=None, description="Its packaged value; null: there is none.")
     value: float
-    uncertainty: float = Field(description="Relative standard deviation that rows and prior leave.")
-    prior: float = Field(description="Relative standard deviation that was assumed before the rows.")
+    uncertainty: float | None = Field(
+        default=None, description="Relative standard deviation that rows and prior leave; null: there was no prior."
+    )
+    prior: float | None = Field(
+        default=None, description="Relative standard deviation that was assumed before the rows; null: there was none."
+    )
 
 
 class FitRowJson(Part):
     """One measured row, and what the model says of it."""
 
     source: str
-    kind: Literal["served", "forward"]
+    kind: Literal["served", "forward", "prefill"]
     running: float = Field(description="Mean running samples.")
     prompt_tokens: float
     response_tokens: float
     context_tokens: float = Field(description="Mean resident tokens of a running sample.")
     measured_ms: float
-    default_ms: float = Field(description="By the packaged constants.")
+    default_ms: float | None = Field(
+        default=None, description="By the packaged constants; null: there are none of this accelerator."
+    )
     predicted_ms: float = Field(description="By the fit.")
     error: float = Field(description="Predicted over measured, less 1.")
     left_out_error: float | None = Field(description="The same by a fit to the other rows; null if there are none.")
@@ -114,7 +173,9 @@ class FitJson(Part):
 
     fitted: list[str] = Field(description="What the rows could tell apart; everything else kept its packaged value.")
     constants: list[ConstantJson]
-    default_error: ErrorsJson = Field(description="Of the packaged constants.")
+    default_error: ErrorsJson | None = Field(
+        default=None, description="Of the packaged constants; null: there are none of this accelerator."
+    )
     error: ErrorsJson = Field(description="Of the fit, on the rows it was fitted to.")
     left_out_error: ErrorsJson | None = Field(description="Of each row by a fit to the others; null below two rows.")
     running: RangeJson
@@ -172,8 +233,13 @@ def parsed(text: str, source: str) -> CalibrationJson:
         raise PlanningError("InvalidCalibration", problems) from None
 
 
-def calibration_of(fit: Fit, kv_tokens: int | None = None, skipped: Sequence[tuple[str, str]] = ()) -> CalibrationJson:
-    """The calibration file of this fit; ``skipped`` are sources that were left out, with reasons."""
+def calibration_of(
+    fit: Fit, kv_tokens: int | None = None, skipped: Sequence[tuple[str, str]] = (), efficiency: float | None = None
+) -> CalibrationJson:
+    """The calibration file of this fit; ``skipped`` are sources that were left out, with reasons.
+
+    ``efficiency``: speed of samplers in a running job over their engine's alone, where somebody says it.
+    """
     e = fit.engine
     d = fit.decode
     return CalibrationJson(
@@ -192,6 +258,7 @@ def calibration_of(fit: Fit, kv_tokens: int | None = None, skipped: Sequence[tup
                 mbu=d.mbu, mfu=d.mfu, layer_seconds=d.layer_s, step_seconds=d.step_s, request_seconds=d.request_s
             ),
             kv_tokens=kv_tokens,
+            efficiency=efficiency,
         ),
         residual=fit.residual,
         pegged=fit.pegged,
@@ -213,6 +280,45 @@ def calibration_of(fit: Fit, kv_tokens: int | None = None, skipped: Sequence[tup
     )
 
 
+def calibration_of_seconds(
+    fit: SecondsFit,
+    measured_on: MeasuredOnJson,
+    kv_tokens: int | None = None,
+    skipped: Sequence[tuple[str, str]] = (),
+    efficiency: float | None = None,
+) -> CalibrationJson:
+    """The calibration file of an engine on an accelerator without a data sheet; otherwise as ``calibration_of``."""
+    seconds = fit.seconds
+    left_out = [out for r in fit.rows if (out := r.left_out_error) is not None]
+    served = [r.row for r in fit.rows if r.row.running > 0]
+    return CalibrationJson(
+        measured_on=measured_on,
+        samplers=SamplersCalibrationJson(
+            measured=DecodeSecondsJson(
+                step_seconds=seconds.step_s,
+                sample_seconds=seconds.sample_s,
+                context_token_seconds=seconds.context_token_s,
+                prompt_token_seconds=seconds.prompt_token_s,
+            ),
+            kv_tokens=kv_tokens,
+            efficiency=efficiency,
+        ),
+        residual=fit.residual,
+        observations=len(fit.rows),
+        fit=FitJson(
+            fitted=list(fit.fitted),
+            constants=[ConstantJson(name=name, value=value) for name, value in fit.values],
+            error=_errors([r.error for r in fit.rows]),
+            left_out_error=_errors(left_out) if left_out else None,
+            running=_range([row.running for row in served]),
+            context_tokens=_range([row.context_tokens for row in served]),
+            rows=[_row_json(r) for r in fit.rows],
+            skipped=[SkippedJson(source=source, reason=reason) for source, reason in skipped],
+            warnings=list(fit.warnings),
+        ),
+    )
+
+
 def _errors(errors: Sequence[float]) -> ErrorsJson:
     sizes = [abs(e) for e in errors]
     return ErrorsJson(mean=math.fsum(sizes) / len(sizes), median=median(sizes), worst=max(sizes))
@@ -222,7 +328,9 @@ def _range(values: Sequence[float]) -> RangeJson:
     return RangeJson(least=min(values), most=max(values))
 
 
-def _row_json(fitted: FittedRow) -> FitRowJson:
+def _row_json(fitted: FittedRow | FittedSeconds) -> FitRowJson:
+    from rljob_planner.fit_seconds import FittedSeconds
+
     row = fitted.row
     return FitRowJson(
         source=row.source,
@@ -232,7 +340,7 @@ def _row_json(fitted: FittedRow) -> FitRowJson:
         response_tokens=row.response_tokens,
         context_tokens=row.context_tokens,
         measured_ms=row.measured_s * 1e3,
-        default_ms=fitted.default_s * 1e3,
+        default_ms=None if isinstance(fitted, FittedSeconds) else fitted.default_s * 1e3,
         predicted_ms=fitted.predicted_s * 1e3,
         error=fitted.error,
         left_out_error=fitted.left_out_error,

@@ -25,6 +25,7 @@ from rljob_planner.errors import PlanningError
 from rljob_planner.evidence import Evidence, absorbed, first
 from rljob_planner.hardware import DecodeEfficiency
 from rljob_planner.job import Job
+from rljob_planner.measured_costs import DecodeSeconds, TrainSeconds
 from rljob_planner.placement import Room
 from rljob_planner.split import Split
 from rljob_planner.training import training_efficiency
@@ -48,8 +49,8 @@ class MeasuredOn:
     """The engine that a benchmark ran on: what its constants are true of."""
 
     model: str
-    gpu: str
-    """Name in the hardware file."""
+    gpu: str | None
+    """Name in the hardware file; None: an accelerator without a data sheet."""
     tensor_parallel: int
     weights: str
     """Number format of the weights."""
@@ -77,6 +78,12 @@ class Calibration:
     """Tokens in the KV cache of a replica as its engine reports them, at the width of ``measured_on``; None: computed."""
     measured_on: MeasuredOn | None = None
     """The engine behind ``decode`` and ``kv_tokens``."""
+    decode_seconds: DecodeSeconds | None = None
+    """What an iteration was measured to take at the width of ``measured_on``, in place of ``decode`` and of the GPU's data sheet."""
+    train_seconds: TrainSeconds | None = None
+    """What a training step was measured to take, in place of FLOPs, MFU and the GPU's data sheet."""
+    sampler_efficiency: float | None = None
+    """Speed of samplers in a running job over their engine's alone, until the job shows it; None: as published runs show it."""
     fit_error: float | None = None
     """Mean |error| of the fit on the benchmark rows that it was made from; None: no benchmark."""
     sampler_evidence: Evidence | None = None
@@ -126,10 +133,11 @@ class Calibration:
     @property
     def sampler_speed(self) -> float:
         """Speed of samplers in a running job over the model's: as the job has shown it, else as published runs show it."""
-        shown = self.alone or self._of_a_run(self.sampler_factor, self.sampler_evidence)
-        return (
-            self.sampler_factor * self.supposed_samplers * (1.0 if shown else training_efficiency().sampler_efficiency)
-        )
+        speed = self.sampler_factor * self.supposed_samplers
+        if self.alone or self._of_a_run(self.sampler_factor, self.sampler_evidence):
+            return speed
+        stated = self.sampler_efficiency
+        return speed * (training_efficiency().sampler_efficiency if stated is None else stated)
 
     @property
     def trainer_speed(self) -> float:
@@ -142,6 +150,11 @@ class Calibration:
     def _of_a_run(self, factor: float, evidence: Evidence | None) -> bool:
         """Whether a factor comes from a running job; one from a benchmark says what an engine does alone."""
         return evidence is not None or (factor != 1.0 and self.measured_on is None)
+
+    def decode_seconds_at(self, tensor_parallel: int) -> DecodeSeconds | None:
+        """The measured seconds of an engine of this width, None if none of this width was measured."""
+        measured = self.measured_on
+        return self.decode_seconds if measured is None or measured.tensor_parallel == tensor_parallel else None
 
     def kv_tokens_at(self, tensor_parallel: int) -> int | None:
         """The reported KV room of a replica of this width, None if one of another width was measured."""
@@ -314,6 +327,7 @@ def _of(read: CalibrationJson) -> Calibration:
     residual = read.residual
     if residual is None and fit_error is not None and fit_error > MOST_SHARED_ERROR:
         residual = fit_error  # one row tells nothing of others, but others are hardly described better than it is
+    line, step = read.samplers.measured, read.trainers.measured
     return Calibration(
         sampler_factor=read.samplers.factor,
         trainer_factor=read.trainers.factor,
@@ -330,6 +344,13 @@ def _of(read: CalibrationJson) -> Calibration:
             request_s=constants.request_seconds,
         ),
         kv_tokens=read.samplers.kv_tokens,
+        decode_seconds=None
+        if line is None
+        else DecodeSeconds(
+            line.step_seconds, line.sample_seconds, line.context_token_seconds, line.prompt_token_seconds
+        ),
+        train_seconds=None if step is None else TrainSeconds(step.step_seconds, step.token_seconds),
+        sampler_efficiency=read.samplers.efficiency,
         fit_error=fit_error,
         measured_on=None if on is None else MeasuredOn(on.model, on.gpu, on.tensor_parallel, on.weights, on.kv_cache),
     )
@@ -346,7 +367,7 @@ def doubts(calibration: Calibration) -> tuple[str, ...]:
         found.append(
             "the calibration has one measurement, so how far off it is elsewhere is not known: measure several concurrencies"
         )
-    if calibration.trainer_factor == 1.0:
+    if calibration.trainer_factor == 1.0 and calibration.train_seconds is None:
         found.append("only samplers were calibrated: how long training takes rests on data sheets")
     return tuple(found)
 
@@ -363,7 +384,7 @@ def mismatches(calibration: Calibration, job: Job) -> tuple[str, ...]:
         ("weights", on.weights, job.weights.name),
         ("KV cache", on.kv, spec.kv_cache.value),
     ):
-        if measured != planned:
+        if measured is not None and measured != planned:
             found.append(
                 f"the calibration was measured with {what} {measured}, this job has {planned}: calibrate again"
             )

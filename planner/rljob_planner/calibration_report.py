@@ -19,6 +19,9 @@ _WORDS = {
     "layerSeconds": ("A layer", 1e6, " µs"),
     "stepSeconds": ("A step", 1e3, " ms"),
     "requestSeconds": ("Each running sample", 1e6, " µs"),
+    "sampleSeconds": ("Each running sample", 1e6, " µs"),
+    "contextTokenSeconds": ("Each resident token", 1e9, " ns"),
+    "promptTokenSeconds": ("Each prompt token", 1e6, " µs"),
 }
 """Constant → what it is, and the unit that people read it in."""
 
@@ -28,14 +31,18 @@ def calibration_report(calibration: CalibrationJson) -> RenderableType:
     on, fit = calibration.measured_on, calibration.fit
     parts: list[RenderableType] = []
     if on is not None:
+        where = "an accelerator without a data sheet" if on.gpu is None else on.gpu
         parts.append(
             Text(
-                f"{on.model} on {on.gpu}, tensor parallel {on.tensor_parallel}, {on.weights} weights, {on.kv_cache} KV",
+                f"{on.model} on {where}, tensor parallel {on.tensor_parallel}, {on.weights} weights, {on.kv_cache} KV",
                 style="bold",
             )
         )
     if fit is None:
-        parts.append(Text(f"Samplers {calibration.samplers.factor:.2f} times as fast as the packaged constants say"))
+        if calibration.samplers.measured is None:
+            parts.append(
+                Text(f"Samplers {calibration.samplers.factor:.2f} times as fast as the packaged constants say")
+            )
         return Group(*parts)
     parts += [Text(), *_summary(calibration, fit), Text(), _constants(fit.constants), Text(), _rows(fit)]
     if fit.skipped:
@@ -48,7 +55,8 @@ def calibration_report(calibration: CalibrationJson) -> RenderableType:
 def _summary(calibration: CalibrationJson, fit: FitJson) -> Iterable[Text]:
     count = len(fit.rows)
     yield Text(f"{count} row{'s' * (count != 1)} measured; fitted: {', '.join(fit.fitted)}")
-    yield Text(f"Error of a row: packaged constants {_error(fit.default_error)}; fit {_error(fit.error)}")
+    packaged = "" if fit.default_error is None else f"packaged constants {_error(fit.default_error)}; "
+    yield Text(f"Error of a row: {packaged}fit {_error(fit.error)}")
     if fit.left_out_error is not None:
         yield Text(f"Error of a row by a fit to the others: {_error(fit.left_out_error)}")
     if calibration.samplers.kv_tokens is not None:
@@ -67,10 +75,10 @@ def _constants(constants: Iterable[ConstantJson]) -> Table:
         words, scale, unit = _WORDS.get(c.name, (c.name, 1.0, ""))
         table.add_row(
             words,
-            f"{c.default * scale:.3g}{unit}",
+            "-" if c.default is None else f"{c.default * scale:.3g}{unit}",
             f"{c.value * scale:.3g}{unit}",
-            f"{c.uncertainty:.0%}",
-            f"{c.prior:.0%}",
+            "-" if c.uncertainty is None else f"{c.uncertainty:.0%}",
+            "-" if c.prior is None else f"{c.prior:.0%}",
         )
     return table
 
@@ -85,7 +93,7 @@ def _rows(fit: FitJson) -> Table:
             f"{r.running:.1f}",
             f"{r.context_tokens:,.0f}",
             f"{r.measured_ms:.2f}",
-            f"{r.default_ms:.2f}",
+            "-" if r.default_ms is None else f"{r.default_ms:.2f}",
             f"{r.predicted_ms:.2f}",
             f"{r.error:+.1%}",
             "-" if r.left_out_error is None else f"{r.left_out_error:+.1%}",

@@ -58,6 +58,8 @@ class RowKind(StrEnum):
     """Time per output token of a served request: whole steps, with the prefill of the requests that start meanwhile."""
     FORWARD = "forward"
     """A forward pass of an exact batch, without sampling and scheduling."""
+    PREFILL = "prefill"
+    """A step that prefills one prompt and runs nothing beside it."""
 
 
 @dataclass(frozen=True)
@@ -172,7 +174,7 @@ def _knobs(engine: Engine, rows: Sequence[MeasuredStep]) -> list[_Knob]:
     is packaged (``hardware.Kernels``): it is no matter of one engine, and freeing it predicts rows left out no better.
     """
     factor = _Knob("factor", (), 0.30, LEAST_FACTOR, MOST_FACTOR)
-    if not _several([r.running for r in rows]):
+    if not several([r.running for r in rows]):
         return [factor]
     c = engine.gpu.decode
     if {r.kind for r in rows} == {RowKind.FORWARD}:
@@ -189,7 +191,7 @@ def _knobs(engine: Engine, rows: Sequence[MeasuredStep]) -> list[_Knob]:
             _Knob("stepSeconds", ("layer_s", "step_s"), 0.4, 0.2, 5.0),
             _Knob("requestSeconds", ("request_s",), 0.8, 0.1, 10.0),
         ]
-    if len(rows) < 3 or not _several([r.context_tokens for r in rows]):
+    if len(rows) < 3 or not several([r.context_tokens for r in rows]):
         return [factor, *costs]
     knobs = [_Knob("mbu", ("mbu",), 0.15, 0.2 / c.mbu, 0.98 / c.mbu), *costs]
     shares = [_prefill_share(engine, r) for r in rows]
@@ -203,7 +205,8 @@ def fit(engine: Engine, rows: Sequence[MeasuredStep]) -> Fit:
 
     Raises PlanningError ``NothingMeasured`` if there are no rows.
     """
-    rows = [r for r in rows if math.isfinite(r.measured_s) and r.measured_s > 0 and r.running > 0]
+    rows = [r for r in rows if math.isfinite(r.measured_s) and r.measured_s > 0 and r.kind is not RowKind.PREFILL]
+    rows = [r for r in rows if r.running > 0]
     if not rows:
         raise PlanningError("NothingMeasured", "there is no measured row to fit: nothing is known about this engine")
     knobs = _knobs(engine, rows)
@@ -274,6 +277,25 @@ def predicted_s(engine: Engine, row: MeasuredStep) -> float:
     )
 
 
+def median_row(rows: Sequence[MeasuredStep]) -> MeasuredStep:
+    """The row of median time among repeated measurements of one load; of an even number, the mean of the middle two."""
+    ordered = sorted(rows, key=lambda r: r.measured_s)
+    middle = ordered[(len(ordered) - 1) // 2 : len(ordered) // 2 + 1]
+
+    def mean(value: Callable[[MeasuredStep], float]) -> float:
+        return math.fsum(map(value, middle)) / len(middle)
+
+    return replace(
+        middle[0],
+        running=mean(lambda r: r.running),
+        prompt_tokens=mean(lambda r: r.prompt_tokens),
+        response_tokens=mean(lambda r: r.response_tokens),
+        context_tokens=mean(lambda r: r.context_tokens),
+        prefills_per_step=mean(lambda r: r.prefills_per_step),
+        measured_s=mean(lambda r: r.measured_s),
+    )
+
+
 def with_constants(engine: Engine, constants: DecodeEfficiency | None) -> Engine:
     """The engine with other constants than its GPU's; as it is if there are none."""
     return engine if constants is None else replace(engine, gpu=replace(engine.gpu, decode=constants))
@@ -329,7 +351,8 @@ def _turned(engine: Engine, knobs: Sequence[_Knob], at: FloatArray) -> tuple[flo
     return factor, constants
 
 
-def _several(values: Sequence[float]) -> bool:
+def several(values: Sequence[float]) -> bool:
+    """Whether values differ enough to tell apart what depends on them."""
     return len(values) > 1 and max(values) >= SPREAD * max(min(values), 1e-12)
 
 
@@ -405,7 +428,7 @@ def _warnings(rows: Sequence[FittedRow], fitted: Sequence[str], pegged: Sequence
             f"the rows end at {top:.0f} running samples: steps of more are an extrapolation; measure where the job will run"
         )
     contexts = [r.row.context_tokens for r in rows]
-    if not _several(contexts):
+    if not several(contexts):
         found.append(
             f"all rows have contexts of about {contexts[0]:.0f} tokens: longer ones are an extrapolation by the packaged bandwidth"
         )

@@ -24,7 +24,7 @@ from rljob_planner.serving import weight_format_of
 from rljob_planner.simulate import DecodeCost, SimulationInput, TrainCost
 from rljob_planner.split import SamplerSplit, Split, TrainerSplit
 from rljob_planner.steptime import Engine, decode_cost
-from rljob_planner.training import TrainerSetup, train_cost, training_efficiency, weight_sync_s
+from rljob_planner.training import TrainerSetup, padding, train_cost, training_efficiency, weight_sync_s
 
 if TYPE_CHECKING:
     from rljob_planner.calibrate import Calibration
@@ -168,13 +168,15 @@ class Job:
     def engine(self, tensor_parallel: int) -> Engine:
         """A sampler engine of this width."""
         if tensor_parallel not in self._engines:
-            gpu, constants = self.accelerators.sampler, self.calibration.decode if self.calibration else None
+            gpu, known = self.accelerators.sampler, self.calibration
+            constants = known.decode if known else None
             self._engines[tensor_parallel] = Engine(
                 self.model,
                 gpu if constants is None else replace(gpu, decode=constants),
                 tensor_parallel,
                 self.weights.name,
                 self.spec.model.kv_cache.value,
+                measured=known.decode_seconds_at(tensor_parallel) if known else None,
             )
         return self._engines[tensor_parallel]
 
@@ -201,13 +203,17 @@ class Job:
         return self._decode_costs[key]
 
     def trainer_speed(self, calibration: Calibration) -> float:
-        """Speed of this job's trainer over the model's; a stated MFU is that of a running trainer already."""
-        if self.trainer_setup.mfu is None:
+        """Speed of this job's trainer over the model's; a stated MFU, or a measured step, is that of a running trainer already."""
+        if self.trainer_setup.mfu is None and calibration.train_seconds is None:
             return calibration.trainer_speed
         return calibration.trainer_factor * calibration.supposed_trainers
 
     def train_cost(self, split: TrainerSplit, factor: float) -> TrainCost:
-        """Cost of a training step that is ``factor`` times as fast as the model says."""
+        """Cost of a training step that is ``factor`` times as fast as the model, or what was measured, says."""
+        measured = self.calibration.train_seconds if self.calibration else None
+        if measured is not None:
+            pad = padding(self.batch, split.dp)
+            return TrainCost(measured.step_s / factor, pad * measured.token_s / split.gpus / factor)
         return train_cost(self.trainer_setup, split, self.lengths, self.prompt_tokens, self.batch, factor)
 
     def simulation_input(

@@ -115,6 +115,13 @@ class Space:
                 f"{job.model.heads} attention heads cannot be divided by {tensor_parallel}: "
                 "write a sampler.gpusPerReplica that divides them, such as 1, 2, 4 or 8"
             )
+        measured = job.calibration.measured_on if job.calibration and job.calibration.decode_seconds else None
+        if measured is not None and measured.tensor_parallel != tensor_parallel:
+            return (
+                f"the calibration was measured with engines of {_name(measured.tensor_parallel, 'GPU')} and rests on no data sheet, so "
+                f"that nothing is known of {tensor_parallel}: write sampler.gpusPerReplica: {measured.tensor_parallel}, or measure "
+                "engines of that width"
+            )
         room, longest = job.kv_tokens(tensor_parallel), job.longest_tokens
         gpu = job.accelerators.sampler.name
         if room <= 0:

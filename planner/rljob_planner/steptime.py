@@ -16,6 +16,8 @@ those are read that some token visits, Σ 1 − (1 − pᵢ)^T in expectation; t
 The last lines are what a roofline lacks, and without them it is almost twice too fast: kernel launches, sampling and
 scheduling cost as much as reading a small model. The constants were fitted to measured vLLM runs (``data/hardware.yaml``).
 
+Where an engine was measured on an accelerator without a data sheet, all of this is a line through its steps (``measured_costs``).
+
 For a given b everything is linear in the resident tokens, which is what lets the simulator jump over iterations
 (``simulate``); what depends on b goes into tables.
 """
@@ -30,6 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rljob_planner.hardware import Gpu, routing_skew
+from rljob_planner.measured_costs import DecodeSeconds
 from rljob_planner.precision import WeightFormat, bytes_per_element, weight_format
 from rljob_planner.shapes import ModelShape
 
@@ -89,6 +92,8 @@ class Engine:
     """``bf16``, ``fp16`` or ``fp8``."""
     expert_parallel: int = 1
     """Over how many GPUs whole experts are dealt out; 1: each expert is cut into tensor-parallel slices."""
+    measured: DecodeSeconds | None = None
+    """Seconds that were measured, in place of everything that bytes, arithmetic and constants would say; None: nothing was."""
 
     @cached_property
     def format(self) -> WeightFormat:
@@ -148,6 +153,8 @@ class Engine:
 
     def products_s(self, running: FloatArray, prefill: Prefill | None = None) -> FloatArray:
         """Seconds of the matrix products of a step."""
+        if self.measured is not None:
+            return np.zeros_like(running)
         m, f, width = self.model, self.format, self.tensor_parallel
         tokens = running if prefill is None else running + prefill.tokens
         sampled = running if prefill is None else running + prefill.prompts
@@ -176,6 +183,8 @@ class Engine:
 
     def context_s(self, running: FloatArray, context_tokens: float) -> FloatArray:
         """Seconds to read what does not grow with the context: sliding windows of a mean context, and states."""
+        if self.measured is not None:
+            return np.zeros_like(running)
         m = self.model
         window = min(context_tokens, m.sliding_window) * self.kv_bytes(m.sliding_layers)
         state = _STATE_PASSES * m.state_bytes_per_sequence / self.tensor_parallel
@@ -184,12 +193,17 @@ class Engine:
     @property
     def context_s_per_token(self) -> float:
         """Seconds that each resident token adds: its KV in the layers without a window, or its attention where that is slower."""
+        if self.measured is not None:
+            return self.measured.context_token_s
         m = self.model
         read = self.kv_bytes(m.full_layers) / self._kv_bytes_per_s
         return max(read, m.full_layers * m.decode_attention_flops / self._flops_per_s("bf16"))
 
     def fixed_s(self, running: FloatArray, prefill: Prefill | None = None) -> FloatArray:
-        """Seconds between the products, and what neither bytes nor arithmetic explain."""
+        """Seconds between the products, and what neither bytes nor arithmetic explain; all of a step that was measured."""
+        if (seconds := self.measured) is not None:
+            prompts_s = 0.0 if prefill is None else seconds.prompt_token_s * np.asarray(prefill.tokens)
+            return np.asarray(seconds.step_s + seconds.sample_s * running + prompts_s)
         e, m, kernels = self.gpu.decode, self.model, self.gpu.kernels
         tokens = running if prefill is None else running + prefill.tokens
         hidden_bytes = tokens * m.hidden * _ACTIVATION_BYTES
@@ -203,6 +217,8 @@ class Engine:
 
     def prompts_s(self, prefill: Prefill) -> FloatArray:
         """Seconds of what only prompts cost a step: their attention, and a constant for each."""
+        if self.measured is not None:
+            return np.zeros_like(np.asarray(prefill.prompts, dtype=np.float64))
         flops = self.model.forward_attention_flops(prefill.prompt_tokens, prefill.prompt_tokens**2)
         seconds = flops / self._flops_per_s("bf16") + self.gpu.kernels.prompt_s
         return np.asarray(np.asarray(prefill.prompts, dtype=np.float64) * seconds)

@@ -33,7 +33,7 @@ async def test_calibrated_on_three_concurrencies_it_predicts_those_between() -> 
     assert found.model == "Qwen/Qwen3-8B"
     assert found.kv_tokens == 123456
     assert found.skipped == ()
-    assert len(said) == 4
+    assert len(said) == 7
     fitted = fit(engine(), found.rows)
     assert fitted.residual is not None
     assert fitted.residual < 0.10

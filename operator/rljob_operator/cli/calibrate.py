@@ -14,13 +14,14 @@ from rljob_operator.cli.latency import in_options
 if TYPE_CHECKING:
     from rljob_operator.profile import Load, Profile
     from rljob_planner._calibration_json import CalibrationJson
-    from rljob_planner.steptime import Engine
+    from rljob_planner.models import ModelShape
 
 EXAMPLES = (
     "rljob calibrate results/*.json --gpu H100-SXM -o calibration.yaml",
     "rljob calibrate sweep-results/20261129_115733 --model Qwen/Qwen3-8B --gpu H200 --tp 2",
     "rljob calibrate forward.json --case decode=32*1@8192 --model Qwen/Qwen3-8B --gpu H100-SXM",
     "rljob calibrate --url http://localhost:8000 --gpu H100-SXM --concurrency 1,8,64 --prompt-tokens 128,2048 -o calibration.yaml",
+    "rljob calibrate --url http://localhost:8000 --model ./model --tp 4 -o calibration.yaml",
     "rljob plan job.yaml --calibration calibration.yaml",
 )
 
@@ -35,7 +36,12 @@ def calibrate(
         ),
     ] = None,
     gpu: Annotated[
-        str | None, typer.Option(help="GPU type that was measured, such as H100-SXM.", show_default=False)
+        str | None,
+        typer.Option(
+            help="GPU type that was measured, such as H100-SXM; leave it out for an accelerator without a data sheet here: what is "
+            "measured is then kept as it is.",
+            show_default=False,
+        ),
     ] = None,
     model: Annotated[
         str | None,
@@ -73,7 +79,7 @@ def calibrate(
         typer.Option(
             min=1,
             max=100_000,
-            help="With --url: requests of a level; by default three times its concurrency.",
+            help="With --url: requests of a level over all rounds; by default three times its concurrency in each.",
             show_default=False,
         ),
     ] = None,
@@ -81,7 +87,21 @@ def calibrate(
         str, typer.Option(help="With --url: lengths of prompts; several tell memory bandwidth from the rest.")
     ] = "128",
     response_tokens: Annotated[int, typer.Option(min=8, max=100_000, help="With --url: length of responses.")] = 128,
+    rounds: Annotated[
+        int,
+        typer.Option(
+            min=1, max=100, help="With --url: how often all levels are gone through, there and back; the median counts."
+        ),
+    ] = 2,
     max_seconds: Annotated[float, typer.Option(min=1.0, max=86_400.0, help="With --url: time for everything.")] = 120.0,
+    efficiency: Annotated[
+        str | None,
+        typer.Option(
+            help="Speed of samplers in a running job over their engine's alone, such as 80%, until the job shows it; by default as "
+            "published RL systems have it.",
+            show_default=False,
+        ),
+    ] = None,
     api_key: Annotated[
         str | None, typer.Option(envvar="RLJOB_API_KEY", help="With --url: the server's API key.", show_default=False)
     ] = None,
@@ -90,21 +110,23 @@ def calibrate(
     ] = "table",
 ) -> None:
     """Fit the planner's decode constants to measurements of your engine, and say how well they fit."""
-    from rljob_planner._calibration_json import calibration_of
+    from rljob_planner._calibration_json import MeasuredOnJson, calibration_of, calibration_of_seconds
     from rljob_planner.bench_files import read_benchmarks
     from rljob_planner.errors import PlanningError
     from rljob_planner.fit import fit
+    from rljob_planner.fit_seconds import fit_seconds
+    from rljob_planner.hardware import gpu as known_gpu
+    from rljob_planner.steptime import Engine
 
     if not files and url is None:
         fail("there is nothing to calibrate with: give results of vllm bench, or a live server with --url")
-    if gpu is None:
-        fail("say which GPU was measured with --gpu, such as --gpu H100-SXM: the benchmark does not know")
+    share = None if efficiency is None else _share("--efficiency", efficiency)
     try:
         found = read_benchmarks(files or (), _cases(case or []))
         rows, skipped, names, kv_tokens = list(found.rows), list(found.skipped), list(found.models), None
         if url is not None:
-            load = _load(concurrency, requests, prompt_tokens, response_tokens, max_seconds)
-            measured = _profile(url, load, api_key)
+            load = _load(concurrency, requests, prompt_tokens, response_tokens, max_seconds, rounds)
+            measured = _profile(url, load, model, api_key)
             rows += measured.rows
             skipped += measured.skipped
             names.append(measured.model)
@@ -113,8 +135,13 @@ def calibrate(
                 typer.echo(f"rljob: {note}", err=True)
         if not rows:
             fail("nothing of this can be used:\n" + "\n".join(f"{source}: {reason}" for source, reason in skipped))
-        engine = _engine(model, names, gpu, tp, precision, kv_cache)
-        document = calibration_of(fit(engine, rows), kv_tokens, skipped)
+        shape, weights, kv = _model(model, names, tp, precision, kv_cache)
+        if gpu is None:
+            on = MeasuredOnJson(model=shape.name, tensor_parallel=tp, weights=weights, kv_cache=kv)
+            document = calibration_of_seconds(fit_seconds(rows), on, kv_tokens, skipped, share)
+        else:
+            engine = Engine(shape, known_gpu(gpu), tp, weights, kv)
+            document = calibration_of(fit(engine, rows), kv_tokens, skipped, share)
     except PlanningError as error:
         fail(in_options(str(error)))
     _write(document, output)
@@ -154,14 +181,14 @@ def _write(document: CalibrationJson, output: str) -> None:
     typer.echo(f"written to {path}: rljob plan job.yaml --calibration {path}", err=True)
 
 
-def _engine(model: str | None, names: list[str], gpu: str, tp: int, precision: str | None, kv_cache: str) -> Engine:
-    """The engine that was measured; raises PlanningError."""
+def _model(
+    model: str | None, names: list[str], tp: int, precision: str | None, kv_cache: str
+) -> tuple[ModelShape, str, str]:
+    """The model that was measured, and the number formats of its weights and of the KV cache."""
     from rljob_planner.errors import PlanningError
-    from rljob_planner.hardware import gpu as known_gpu
     from rljob_planner.models import format_in, resolve
     from rljob_planner.precision import kv_format, weight_format
     from rljob_planner.serving import weight_format_of
-    from rljob_planner.steptime import Engine
 
     if model is None and len(dict.fromkeys(names)) != 1:
         several = f" of several models ({', '.join(dict.fromkeys(names))})" if names else ""
@@ -186,7 +213,18 @@ def _engine(model: str | None, names: list[str], gpu: str, tp: int, precision: s
             fail(f"{option}: {error}")
     if not shape.tensor_parallel_fits(tp):
         fail(f"--tp: {shape.name} has {shape.heads} attention heads, which {tp} GPUs cannot share evenly")
-    return Engine(shape, known_gpu(gpu), tp, weight_format_of(precision, shape).name, kv_format(kv_cache))
+    return shape, weight_format_of(precision, shape).name, kv_format(kv_cache)
+
+
+def _share(option: str, text: str) -> float:
+    """A percent as a fraction."""
+    try:
+        share = float(text.removesuffix("%")) / 100.0
+    except ValueError:
+        share = 0.0
+    if not text.endswith("%") or not 0.0 < share <= 2.0:
+        fail(f"{option}: {text!r} is no percent above 0% and up to 200%, such as 80%")
+    return share
 
 
 def _cases(given: list[str]) -> dict[str, str]:
@@ -199,7 +237,7 @@ def _cases(given: list[str]) -> dict[str, str]:
     return cases
 
 
-def _load(concurrency: str, requests: int | None, prompts: str, response: int, max_s: float) -> Load:
+def _load(concurrency: str, requests: int | None, prompts: str, response: int, max_s: float, rounds: int) -> Load:
     with_operator_extra()
     from rljob_operator.profile import Load
 
@@ -209,6 +247,7 @@ def _load(concurrency: str, requests: int | None, prompts: str, response: int, m
         _numbers("--prompt-tokens", prompts, 1_000_000),
         response,
         max_s,
+        rounds,
     )
 
 
@@ -233,7 +272,7 @@ def with_operator_extra() -> None:
         fail(f"this needs {error.name}, which is not installed: pip install 'rljob-operator[operator]'")
 
 
-def _profile(url: str, load: Load, api_key: str | None) -> Profile:
+def _profile(url: str, load: Load, model: str | None, api_key: str | None) -> Profile:
     """Measures the server, with a line of progress on stderr."""
     import asyncio
 
@@ -244,13 +283,21 @@ def _profile(url: str, load: Load, api_key: str | None) -> Profile:
     try:
         if not sys.stderr.isatty():
             return asyncio.run(
-                profile(url, load, api_key=api_key, progress=lambda text: typer.echo(f"measuring: {text}", err=True))
+                profile(
+                    url,
+                    load,
+                    model=model,
+                    api_key=api_key,
+                    progress=lambda text: typer.echo(f"measuring: {text}", err=True),
+                )
             )
         from rich.console import Console
 
         with Console(stderr=True).status("measuring") as status:
             return asyncio.run(
-                profile(url, load, api_key=api_key, progress=lambda text: status.update(f"measuring: {text}"))
+                profile(
+                    url, load, model=model, api_key=api_key, progress=lambda text: status.update(f"measuring: {text}")
+                )
             )
     except ProfileError as error:
         fail(f"--url: {error}")

@@ -369,6 +369,23 @@ class DecodeConstants(ApiModel):
     """Seconds a running sample adds to a step."""
 
 
+class MeasuredSeconds(ApiModel):
+    """What steps were measured to take, whatever the accelerator; it replaces what data sheets say."""
+
+    iteration: float | None = Field(
+        default=None, description="Seconds an iteration of a sampler takes, whatever it runs."
+    )
+    sample: float | None = Field(default=None, description="Seconds a running sample adds to an iteration.")
+    context_token: float | None = Field(default=None, description="Seconds a resident token adds to an iteration.")
+    prompt_token: float | None = Field(
+        default=None, description="Seconds a prompt token adds to the iteration that prefills it."
+    )
+    train_step: float | None = Field(default=None, description="Seconds a training step takes, whatever it trains on.")
+    train_token: float | None = Field(
+        default=None, description="Seconds a token of the batch adds to a training step, over the trainers' GPUs."
+    )
+
+
 class LearnedStatus(ApiModel):
     """What was known before the run: read once, when the job was planned first, so that later plans rest on the same."""
 
@@ -386,6 +403,11 @@ class LearnedStatus(ApiModel):
     config_map: str | None = Field(default=None, description="The ConfigMap with measured speeds that was read.")
     decode: DecodeConstants | None = None
     """Constants of a decode step from the ConfigMap."""
+    seconds: MeasuredSeconds | None = None
+    """Measured seconds of steps from the ConfigMap."""
+    sampler_efficiency: float | None = Field(
+        default=None, description="Stated speed of samplers in a running job over their engine's alone."
+    )
     kv_tokens: int | None = Field(
         default=None, description="KV room of a replica in tokens, as its engine reported it."
     )

@@ -1,0 +1,185 @@
+"""Fits a line to measured steps, where no data sheet says what they should take: seconds a step, a sample, a token.
+
+Least squares of relative errors, with nothing below zero: a cost that comes out negative is left out and the others are fitted again.
+What the rows cannot tell apart is left at zero and said: contexts that are all alike, prompts whose prefill was not timed alone. Then the
+line holds for loads like those measured, and that is what its warnings say.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rljob_planner.calibrate import MOST_SHARED_ERROR
+from rljob_planner.errors import PlanningError
+from rljob_planner.fit import PREFILL_SPREAD, MeasuredStep, RowKind, several
+from rljob_planner.measured_costs import DecodeSeconds
+
+FloatArray = NDArray[np.float64]
+
+_NAMES = ("stepSeconds", "sampleSeconds", "contextTokenSeconds", "promptTokenSeconds")
+
+
+@dataclass(frozen=True)
+class FittedSeconds:
+    """One row and what the line says of it."""
+
+    row: MeasuredStep
+    predicted_s: float
+    left_out_s: float | None
+    """By a line through the other rows; None where those cannot tell it."""
+
+    @property
+    def error(self) -> float:
+        """Predicted over measured, less 1."""
+        return self.predicted_s / self.row.measured_s - 1.0
+
+    @property
+    def left_out_error(self) -> float | None:
+        """The same by a line through the other rows."""
+        return None if self.left_out_s is None else self.left_out_s / self.row.measured_s - 1.0
+
+
+@dataclass(frozen=True)
+class SecondsFit:
+    """What the rows taught."""
+
+    seconds: DecodeSeconds
+    fitted: tuple[str, ...]
+    """What the rows could tell apart, by its name in the calibration file."""
+    rows: tuple[FittedSeconds, ...]
+    warnings: tuple[str, ...]
+
+    @property
+    def values(self) -> tuple[tuple[str, float], ...]:
+        """Every cost that was fitted, by its name in the calibration file, in seconds."""
+        return tuple((n, v) for n, v in zip(_NAMES, _values(self.seconds), strict=True) if n in self.fitted)
+
+    @property
+    def residual(self) -> float | None:
+        """Mean |error| of a row under a line through the others: what a new row may be off by. None below three rows."""
+        errors = [abs(out) for r in self.rows if (out := r.left_out_error) is not None]
+        return math.fsum(errors) / len(errors) if errors else None
+
+    def step_s(self, row: MeasuredStep) -> float:
+        """What the line predicts for a row, measured or not, in seconds."""
+        return step_seconds(self.seconds, row)
+
+
+def fit_seconds(rows: Sequence[MeasuredStep]) -> SecondsFit:
+    """The line through these rows.
+
+    Raises PlanningError ``NothingMeasured`` if there are no steps of running samples, or ``OneWidth`` if they are of engines of several
+    widths, of which a line knows nothing.
+    """
+    rows = [r for r in rows if math.isfinite(r.measured_s) and r.measured_s > 0 and r.kind is not RowKind.FORWARD]
+    served = [r for r in rows if r.kind is RowKind.SERVED]
+    if not served:
+        raise PlanningError(
+            "NothingMeasured",
+            "there is no measured step with sampling and scheduling in it: without a data sheet, nothing is known about this engine",
+        )
+    if len({r.tensor_parallel for r in served}) > 1:
+        raise PlanningError(
+            "OneWidth",
+            "these rows are of engines of several widths, and nothing carries one over to another without a data sheet: name the GPU, "
+            "or measure one width alone",
+        )
+    columns = _columns(served, rows)
+    found = _line(rows, columns)
+    fitted_rows = tuple(FittedSeconds(row, step_seconds(found, row), _without(rows, row, columns)) for row in rows)
+    names = tuple(_NAMES[c] for c in columns if _values(found)[c] > 0.0)
+    return SecondsFit(found, names, fitted_rows, tuple(_warnings(fitted_rows, columns)))
+
+
+def step_seconds(seconds: DecodeSeconds, row: MeasuredStep) -> float:
+    """Seconds of a row's step by the line."""
+    return float(_terms(row) @ np.array(_values(seconds)))
+
+
+def _values(seconds: DecodeSeconds) -> tuple[float, ...]:
+    return (seconds.step_s, seconds.sample_s, seconds.context_token_s, seconds.prompt_token_s)
+
+
+def _terms(row: MeasuredStep) -> FloatArray:
+    context, prompts = row.running * row.context_tokens, row.prefills_per_step * row.prompt_tokens
+    return np.array([1.0, row.running, context, prompts])
+
+
+def _columns(served: Sequence[MeasuredStep], rows: Sequence[MeasuredStep]) -> list[int]:
+    """The costs that these rows can tell apart."""
+    columns = [0]
+    if several([r.running for r in served]):
+        columns.append(1)
+    if len(served) >= 3 and several([r.context_tokens for r in served]):
+        columns.append(2)
+    alone = any(r.kind is RowKind.PREFILL for r in rows)
+    shares = [r.prefills_per_step * r.prompt_tokens / max(r.running, 1e-12) for r in served]
+    if alone or (len(served) > 3 and max(shares) - min(shares) >= PREFILL_SPREAD and several(shares)):
+        columns.append(3)
+    return columns
+
+
+def _line(rows: Sequence[MeasuredStep], columns: Sequence[int]) -> DecodeSeconds:
+    terms = np.stack([_terms(r) / r.measured_s for r in rows])
+    left = list(columns)
+    while True:
+        found = np.linalg.lstsq(terms[:, left], np.ones(len(rows)), rcond=None)[0]
+        worst = int(np.argmin(found))
+        if found[worst] >= 0.0 or len(left) == 1:
+            break
+        del left[worst]
+    values = np.zeros(len(_NAMES))
+    values[left] = np.maximum(found, 0.0)
+    return DecodeSeconds(*(float(v) for v in values))
+
+
+def _without(rows: Sequence[MeasuredStep], row: MeasuredStep, columns: Sequence[int]) -> float | None:
+    """What a line through the other rows says of this one; None where they cannot tell what it costs."""
+    others = [r for r in rows if r is not row]
+    served = [r for r in others if r.kind is RowKind.SERVED]
+    if len(others) < len(columns) or not served or not set(columns) <= set(_columns(served, others)):
+        return None
+    return step_seconds(_line(others, columns), row)
+
+
+def _warnings(rows: Sequence[FittedSeconds], columns: Sequence[int]) -> list[str]:
+    """What somebody should know who plans with the result."""
+    found = []
+    served = [r for r in rows if r.row.kind is RowKind.SERVED]
+    off = math.fsum(abs(r.error) for r in rows) / len(rows)
+    if off > MOST_SHARED_ERROR:
+        found.append(
+            f"a line describes these steps only to {off:.0%}: look at the rows with the largest errors, measure while nothing else runs, "
+            "or name a GPU whose data sheet explains them (--gpu)"
+        )
+    top = max(r.row.running for r in served)
+    if 1 not in columns:
+        found.append(
+            f"all rows have about {top:.0f} running samples, so that what each of them costs is not known: measure at several "
+            "concurrencies, such as 1, 8, 64 and 256"
+        )
+    else:
+        found.append(
+            f"the line ends at {top:.0f} running samples: steps of more are an extrapolation; measure where the job will run"
+        )
+    if 2 not in columns:
+        tokens = served[0].row.context_tokens
+        found.append(
+            f"all rows have contexts of about {tokens:.0f} tokens, so that longer ones are taken to cost the same: measure prompts of "
+            "several lengths (--prompt-tokens) as long as the job's contexts"
+        )
+    if 3 not in columns:
+        found.append(
+            "what a prompt costs is in what a sample costs: the line holds for prompts and responses of these lengths"
+        )
+    return found
+
+
+def prefill_row(source: str, prompt_tokens: float, measured_s: float) -> MeasuredStep:
+    """The row of a step that prefilled one prompt and ran nothing beside it."""
+    return MeasuredStep(source, RowKind.PREFILL, 0.0, prompt_tokens, 0.0, 0.0, 1.0, measured_s)
