@@ -8,8 +8,8 @@ One look is several questions, because no single one tells the truth at all time
 - ``/load`` counts requests in every state, but only with ``--enable-server-load-tracking``; without it, it is always 0. So a 0 there is worth
   something only after another number was seen, or where the caller knows. A client that goes away may be taken off twice
   (vllm-project/vllm#49526): below 0 it counts nothing any more.
-- Gauges keep their last value when all clients go away at once, for ever if nobody comes (vllm-project/vllm#22545). Counters tell: while
-  anything runs, every iteration moves one.
+- Gauges of some versions keep their last value when all clients go away at once, for ever if nobody comes (vllm-project/vllm#22545, #29928; 0.32
+  does not). Counters tell: while anything runs, every iteration moves one.
 - ``/health`` stays 200 while an engine is paused, asleep or draining; 503 says that the engine is dead.
 
 A busy server may take seconds to answer. No answer is no news: neither idle nor gone.

@@ -74,7 +74,7 @@ def test_clients_that_went_away_leave_gauges_that_stand_still() -> None:
     with double() as server:
         server.engine.submit(2)
         server.engine.step()
-        server.engine.lose_clients()
+        server.engine.lose_clients(stale=True)
         first, second = look(server), look(server)
         assert first.state is second.state is State.BUSY
         assert first.progress == second.progress

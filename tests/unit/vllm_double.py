@@ -119,11 +119,13 @@ class Engine:
                     self._end(request, "length")
             self._iterate()
 
-    def lose_clients(self) -> None:
-        """All clients go away at once: nothing runs on, and the gauges keep what they showed."""
+    def lose_clients(self, *, stale: bool = False) -> None:
+        """All clients go away at once. With ``stale`` the gauges keep what they showed, as versions before 0.32 do."""
         with self.changed:
             for request in list(self.requests):
                 self._end(request, "abort")
+            if not stale:
+                self._publish()
             self.changed.notify_all()
 
     def halt(self, what: str, halted: bool, mode: str = "keep") -> None:
