@@ -119,7 +119,7 @@ class Mirror:
         if not self._heeded(bool(numbers or many), rank):
             return
         record = self._record(_step_of(numbers, self._step_keys, logged.step), logged.more)
-        if not numbers and not many:
+        if not self._recognised:
             self._note_unknown(logged.values)
         record.values.update(numbers)
         record.values.many.update(many)
@@ -203,7 +203,7 @@ class Mirror:
 
     def _note_unknown(self, values: Mapping[str, object]) -> None:
         for key in values:
-            if len(self._unknown) < _SHOWN_KEYS:
+            if key not in self._interest and len(self._unknown) < _SHOWN_KEYS:
                 self._unknown.setdefault(str(key))
 
     def _report_unknown(self) -> None:

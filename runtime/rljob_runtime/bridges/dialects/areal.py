@@ -15,10 +15,10 @@ import sys
 from collections.abc import Mapping
 from types import ModuleType
 
-from rljob_runtime.bridges.dialect import Dialect, Framework, Logged, Tap, Values
+from rljob_runtime.bridges.dialect import Dialect, Framework, Logged, Rule, Tap, Values
 from rljob_runtime.bridges.rules import (
+    STALENESS_MAX,
     counted,
-    staleness_max,
     staleness_mean,
     synced,
     train_seconds,
@@ -52,6 +52,11 @@ def _read(arguments: Mapping[str, object]) -> Logged | None:
     return Logged({key: None for part in parts if isinstance(part, Mapping) for key in part}, step)
 
 
+def _staleness_max(sink: Sink, values: Values) -> None:
+    if values.get(f"{_STALENESS}_max__count", 1.0) == 1.0:
+        sink.reporter.staleness_summary(largest=values[f"{_STALENESS}_max"])
+
+
 def _samples(_: Sink, values: Values) -> float:
     return values[_SAMPLES]
 
@@ -67,7 +72,13 @@ PPO = Dialect(
     rules=(
         version_is_step("timeperf/update_weights", f"{_TRAINER}:768, 1275"),
         staleness_mean(f"{_STALENESS}_avg", f"{_ACTOR}:1093, 1102"),
-        staleness_max(f"{_STALENESS}_max", f"{_ACTOR}:1093, 1103; areal/utils/stats_tracker.py:214"),
+        Rule(
+            STALENESS_MAX,
+            (f"{_STALENESS}_max",),
+            _staleness_max,
+            f"{_ACTOR}:1093, 1103; areal/utils/stats_tracker.py:214",
+            optional=(f"{_STALENESS}_max__count",),
+        ),
         waited("timeperf/rollout", source=f"{_TRAINER}:601"),
         train_seconds(
             "timeperf/train_step",
