@@ -166,6 +166,13 @@ CASES: tuple[Case, ...] = (
     ),
     Case("no-model", "say which model: either model.name", rejected={"spec.model": {"weights": "fp8"}}),
     Case(
+        "two-calibrations",
+        "say where the calibration is",
+        rejected={"spec.calibration": {"configMap": "speeds", "inline": {"rljobCalibration": 1}}},
+        accepted={"spec.calibration": {"inline": {"rljobCalibration": 1}}},
+    ),
+    Case("no-calibration", "say where the calibration is", rejected={"spec.calibration": {}}),
+    Case(
         "no-lengths",
         "describe response lengths in one way",
         rejected=_lengths(max=4096),

@@ -24,11 +24,13 @@ from rljob_operator.status import Verdict, rounded
 from rljob_planner._calibration_json import MAP_KEY
 from rljob_planner.accelerators import accelerators_of
 from rljob_planner.api.profile import ProfileRun, ProfileSubject, RLJobProfile
-from rljob_planner.api.spec import RLJobSpec
+from rljob_planner.api.spec import CalibrationSource, RLJobSpec
 from rljob_planner.api.status import LearnedStatus
-from rljob_planner.calibrate import Calibration, mismatches, parse_calibration
+from rljob_planner.calibrate import Calibration, calibration_in, mismatches, parse_calibration
 from rljob_planner.errors import PlanningError
 from rljob_planner.job import Job
+
+INLINE = "spec.calibration.inline"
 
 MODEL_LABEL = "rljob.dev/model"
 """Label of a profile: the model's name as far as a label can say it, to find profiles by."""
@@ -83,12 +85,13 @@ class Learning:
         doubts: list[str] = []
         wished = this.spec.calibration
         if wished is not None:
-            found = await self._calibration(this, wished.config_map)
+            found = await self._calibration(this, wished)
             if isinstance(found, Verdict):
                 return found
             measured = found
-            sources.append(f"ConfigMap {wished.config_map}: speeds measured before the run")
-            doubts = _unlike(this, measured, wished.config_map)
+            where = INLINE if wished.config_map is None else f"ConfigMap {wished.config_map}"
+            sources.append(f"{where}: speeds measured before the run")
+            doubts = _unlike(this, measured, where)
         lesson = await self._lesson(this, measured, words)
         calibration = measured or Calibration()
         if lesson is not None:
@@ -128,7 +131,17 @@ class Learning:
             ("Normal", "ProfileKept", f"what this run measured is kept in RLJobProfile {name} for later ones")
         )
 
-    async def _calibration(self, this: Pass, name: str) -> Calibration | Verdict:
+    async def _calibration(self, this: Pass, wished: CalibrationSource) -> Calibration | Verdict:
+        name = wished.config_map
+        if name is None:
+            try:
+                return calibration_in(wished.inline, INLINE)
+            except PlanningError as error:
+                return Verdict(
+                    False,
+                    "CalibrationInvalid",
+                    f"{error}; write it with rljob calibrate, or leave spec.calibration out",
+                )
         how = f"kubectl -n {this.key[0]} create configmap {name} --from-file={MAP_KEY}=FILE, with what rljob calibrate wrote"
         live = await self._cluster.get(CONFIG_MAPS, this.key[0], name)
         if live is None:
@@ -203,10 +216,10 @@ def _subject(this: Pass, learned: LearnedStatus | None) -> ProfileSubject:
     )
 
 
-def _unlike(this: Pass, measured: Calibration, name: str) -> list[str]:
+def _unlike(this: Pass, measured: Calibration, where: str) -> list[str]:
     """What the calibration was measured on and the job is not."""
     try:
         job = Job.of(planning.limited(this.spec, this.inventory), this.inventory.rooms)
     except PlanningError:
         return []
-    return [f"ConfigMap {name}: {word}" for word in mismatches(measured, job)]
+    return [f"{where}: {word}" for word in mismatches(measured, job)]

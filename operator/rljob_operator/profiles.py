@@ -374,7 +374,8 @@ def _seconds(measured: Calibration | None) -> MeasuredSeconds | None:
 
 def with_constants(calibration: Calibration, learned: LearnedStatus | None, tensor_parallel: int) -> Calibration:
     """A live calibration with what was measured before the run; KV room and seconds of engines only where the width is the same."""
-    if learned is None:
+    known = () if learned is None else (learned.decode, learned.seconds, learned.kv_tokens, learned.sampler_efficiency)
+    if learned is None or not any(value is not None for value in known):
         return calibration
     decode, seconds = learned.decode, learned.seconds or MeasuredSeconds()
     same_width = learned.tensor_parallel in (None, tensor_parallel)

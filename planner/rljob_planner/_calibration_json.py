@@ -143,7 +143,9 @@ class FitRowJson(Part):
     )
     predicted_ms: float = Field(description="By the fit.")
     error: float = Field(description="Predicted over measured, less 1.")
-    left_out_error: float | None = Field(description="The same by a fit to the other rows; null if there are none.")
+    left_out_error: float | None = Field(
+        default=None, description="The same by a fit to the other rows; null if there are none."
+    )
 
 
 class SkippedJson(Part):
@@ -177,7 +179,9 @@ class FitJson(Part):
         default=None, description="Of the packaged constants; null: there are none of this accelerator."
     )
     error: ErrorsJson = Field(description="Of the fit, on the rows it was fitted to.")
-    left_out_error: ErrorsJson | None = Field(description="Of each row by a fit to the others; null below two rows.")
+    left_out_error: ErrorsJson | None = Field(
+        default=None, description="Of each row by a fit to the others; null below two rows."
+    )
     running: RangeJson
     context_tokens: RangeJson
     rows: list[FitRowJson]
@@ -218,6 +222,11 @@ def parsed(text: str, source: str) -> CalibrationJson:
         if not isinstance(inner, str):
             raise PlanningError("InvalidCalibration", f"{source}: this ConfigMap has no key {MAP_KEY} in its data")
         return parsed(inner, f"{source}, {MAP_KEY}")
+    return checked(document, source)
+
+
+def checked(document: Any, source: str) -> CalibrationJson:
+    """A calibration that was read already; raises PlanningError ``InvalidCalibration``."""
     if not isinstance(document, dict) or "rljobCalibration" not in document:
         raise PlanningError(
             "InvalidCalibration",

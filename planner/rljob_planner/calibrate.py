@@ -321,6 +321,13 @@ def parse_calibration(text: str, source: str) -> Calibration:
     return _of(parsed(text, source))
 
 
+def calibration_in(document: object, source: str) -> Calibration:
+    """The calibration in a document that was read already; raises PlanningError ``InvalidCalibration`` that names ``source``."""
+    from rljob_planner._calibration_json import checked
+
+    return _of(checked(document, source))
+
+
 def _of(read: CalibrationJson) -> Calibration:
     on, constants = read.measured_on, read.samplers.decode
     fit_error = None if read.fit is None else read.fit.error.mean

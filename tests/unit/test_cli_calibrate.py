@@ -128,14 +128,15 @@ def test_a_live_server_is_measured() -> None:
     found = json.loads(result.stdout)
     assert found["samplers"]["kvTokens"] == 123456
     assert [round(row["running"]) for row in found["fit"]["rows"]] == [1, 4]
-    assert "2 of 2" in result.stderr
+    assert "4 of 4" in result.stderr
 
 
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
         ([], "nothing to calibrate with"),
-        (["x.json"], "--gpu"),
+        (["x.json"], "no such file"),
+        (["{bench}", "--efficiency", "80"], "--efficiency"),
         (["x.json", "--gpu", "H100-SXM"], "no such file"),
         (["{bench}", "--gpu", "H9000"], "H9000"),
         (["{bench}", "--gpu", "H100-SXM", "--model", "no/such-model-at-all"], "no/such-model-at-all"),

@@ -137,6 +137,11 @@ def calibrate(
             fail("nothing of this can be used:\n" + "\n".join(f"{source}: {reason}" for source, reason in skipped))
         shape, weights, kv = _model(model, names, tp, precision, kv_cache)
         if gpu is None:
+            typer.echo(
+                "rljob: without --gpu what was measured is kept as it is; the name of a GPU that has a data sheet here would carry it over to "
+                "other widths, contexts and batches",
+                err=True,
+            )
             on = MeasuredOnJson(model=shape.name, tensor_parallel=tp, weights=weights, kv_cache=kv)
             document = calibration_of_seconds(fit_seconds(rows), on, kv_tokens, skipped, share)
         else:

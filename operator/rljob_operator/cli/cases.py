@@ -242,20 +242,25 @@ def _finished(case: Case, options: Options) -> Case:
     try:
         lengths, fit = _lengths(options, case.spec)
         calibration = case.calibration
-        if case.spec.calibration is not None and options.calibration is None and calibration is None:
+        wished = case.spec.calibration
+        if wished is not None and wished.config_map and options.calibration is None and calibration is None:
             words.append(
-                f"spec.calibration names ConfigMap {case.spec.calibration.config_map}, which the operator reads on the cluster: give "
+                f"spec.calibration names ConfigMap {wished.config_map}, which the operator reads on the cluster: give "
                 "its file with --calibration to plan with it here"
             )
-        if options.calibration is not None:
-            from rljob_planner.calibrate import mismatches, read_calibration
+        inline = None if wished is None or calibration is not None else wished.inline
+        if options.calibration is not None or inline is not None:
+            from rljob_planner.calibrate import calibration_in, mismatches, read_calibration
             from rljob_planner.job import Job
 
-            calibration = read_calibration(options.calibration)
+            if options.calibration is not None:
+                calibration = read_calibration(options.calibration)
+            else:
+                calibration = calibration_in(inline, f"{case.source}: spec.calibration.inline")
             words += mismatches(calibration, Job.of(case.spec, rooms, lengths))
             if calibration.pegged:
                 words.append(
-                    f"{options.calibration}: a factor or constant stands at its limit, so this benchmark is probably of another model, "
+                    f"{options.calibration or 'spec.calibration.inline'}: a factor or constant stands at its limit, so this benchmark is probably of another model, "
                     "GPU or engine than it says, or of GPUs that others used too: measure again before relying on the plan"
                 )
     except PlanningError as error:

@@ -405,7 +405,16 @@ class Metrics(ApiModel):
 class CalibrationSource(ApiModel):
     """Measured speeds from before the run."""
 
-    config_map: str = Field(
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            rule="has(self.configMap) != has(self.inline)",
+            message="say where the calibration is: calibration.configMap names a ConfigMap, or calibration.inline holds it",
+            holds=lambda c: (c.config_map is None) != (c.inline is None),
+        ),
+    )
+
+    config_map: str | None = Field(
+        default=None,
         min_length=1,
         max_length=253,
         pattern="^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$",
@@ -413,6 +422,10 @@ class CalibrationSource(ApiModel):
             "A ConfigMap of the job's namespace whose key calibration.yaml holds what `rljob calibrate` wrote; read when the job "
             "is planned first."
         ),
+    )
+    inline: dict[str, Any] | None = Field(
+        default=None,
+        description="What `rljob calibrate` wrote, itself; read when the job is planned first, as the ConfigMap is.",
     )
 
 
