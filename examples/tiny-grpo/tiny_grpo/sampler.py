@@ -95,7 +95,7 @@ class Sampler:
         try:
             await self._call("/pause?mode=keep")
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise RefusedError(f"{self.pod} cannot be paused: {error!r}") from error
+            raise RefusedError(f"{self.pod} cannot be paused: {type(error).__name__}: {error}") from error
         paused = asyncio.get_running_loop().time()
         try:
             reload = {"method": "reload_weights", "kwargs": {"weights_path": str(weights)}}
@@ -104,7 +104,9 @@ class Sampler:
             await self._call("/resume")
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             await self._resume_whatever_happened()
-            raise CutError(f"{self.pod}: the update to version {version} broke off: {error!r}") from error
+            raise CutError(
+                f"{self.pod}: the update to version {version} broke off: {type(error).__name__}: {error}"
+            ) from error
         return asyncio.get_running_loop().time() - paused
 
     async def is_alive(self) -> bool:
