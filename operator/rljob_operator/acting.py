@@ -154,6 +154,8 @@ class Acting:
             engine=ENGINES[this.spec.sampler.engine],
         )
         if live is not None and _says_nothing_new(live, wished, this.pods):
+            if json.loads(wished.to_json()) != live:
+                await self._actions.publish_layout(this.job, wished.to_json(), generation, None)
             return
         generation = max(generation, this.before.layout_generation) + 1
         text = replace(wished, generation=generation).to_json()
@@ -163,7 +165,7 @@ class Acting:
 def _says_nothing_new(live: Json, wished: Layout, pods: Iterable[Json]) -> bool:
     """Whether a layout differs from the published one at most by pods that were draining and are gone by now.
 
-    That nobody need drain any more is no news that a trainer would have to acknowledge.
+    That is written down, but it is no news that a trainer would have to acknowledge, so that the generation stays.
     """
     there = {gate.name_of(pod) for pod in pods}
     said = json.loads(wished.to_json())

@@ -191,11 +191,13 @@ class Actions:
             return self._layout
         return readable_layout((live.get("data") or {}).get(LAYOUT_FILE))
 
-    async def publish_layout(self, job: RLJob, text: str, generation: int, pods: Iterable[Json]) -> None:
-        """Writes the layout; ``touch`` then tells the pods."""
+    async def publish_layout(self, job: RLJob, text: str, generation: int, pods: Iterable[Json] | None) -> None:
+        """Writes the layout; ``touch`` then tells the pods, if they are given: None is for what is no news to them."""
         live = self._live_layout(job)
         written = await self._apply(children.layout_config_map(job, text), live)
         self._layout, self._layout_version = readable_layout(text), version_of(written)
+        if pods is None:
+            return
         # Sandboxes see no layout, and there may be hundreds.
         told = (pod for pod in pods if gate.role_of(pod) != SANDBOX)
         held = (pod for pod in told if gate.is_held(pod) and not gate.is_terminating(pod))

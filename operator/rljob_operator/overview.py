@@ -12,12 +12,12 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
-from rljob_operator import story
+from rljob_operator import at_risk, story
 from rljob_operator.status import is_good
 from rljob_planner.api.reading import read_job
 from rljob_planner.api.requests import RequestOutcome
 from rljob_planner.api.spec import Bound, RebalanceMode, RLJobSpec
-from rljob_planner.api.status import MoveCause, MovePhase, MoveStatus, Phase, RLJobStatus
+from rljob_planner.api.status import Condition, MoveCause, MovePhase, MoveStatus, Phase, RLJobStatus
 
 MODE_BEFORE_PAUSE = "rljob.dev/mode-before-pause"
 """Annotation that keeps the mode that a pause of the rebalancing replaced."""
@@ -84,7 +84,7 @@ class RequestJson(_Json):
 
 
 class AttentionJson(_Json):
-    """A condition that is not as wished."""
+    """A condition that is not as wished, or says that work is at risk."""
 
     condition: str = Field(description="Its type.")
     reason: str = Field(description="Why, in one word.")
@@ -123,7 +123,9 @@ class OverviewJson(_Json):
     move: MoveJson | None = Field(description="The move under way; null: none.")
     decisions: list[DecisionJson] = Field(description="The last decisions, the newest last.")
     requests: list[RequestJson] = Field(description="The last moves that people asked for, the newest last.")
-    attention: list[AttentionJson] = Field(description="Conditions that are not as wished.")
+    attention: list[AttentionJson] = Field(
+        description="Conditions that are not as wished, or say that work is at risk."
+    )
     summary: str = Field(description="What the job does, and what was done to its split.")
     next: str = Field(description="What comes next, and what it waits for.")
 
@@ -183,13 +185,24 @@ def overview_of(meta: Mapping[str, Any], spec: RLJobSpec, status: RLJobStatus) -
             for r in status.moves.requests
         ],
         attention=[
-            AttentionJson(condition=c.type.value, reason=c.reason, message=c.message, since=c.last_transition_time)
+            AttentionJson(
+                condition=c.type.value,
+                reason=c.reason,
+                message=at_risk.said(c.message) or c.message,
+                since=c.last_transition_time,
+            )
             for c in status.conditions
-            if not is_good(c) and c.type.value != "Rebalancing" and c.reason not in UNTOUCHED
+            if _asks_for_somebody(c)
         ],
         summary=story.summary(spec, status),
         next=story.next_step(spec, status),
     )
+
+
+def _asks_for_somebody(condition: Condition) -> bool:
+    if condition.reason == at_risk.WORK_AT_RISK:
+        return True
+    return not is_good(condition) and condition.type.value != "Rebalancing" and condition.reason not in UNTOUCHED
 
 
 def _split(status: RLJobStatus) -> SplitJson | None:

@@ -26,10 +26,12 @@ def test_a_sampler_that_is_deleted_by_hand_drains_at_once() -> None:
         assert any(p["metadata"]["name"] == victim for p in s.pods("sampler")), "said while it still runs"
 
         s.until(lambda: all(p["metadata"]["name"] != victim for p in s.pods("sampler")))
+        s.until(lambda: s.layouts[-1]["draining"] == [], within_s=AT_ONCE_S)
+        # That it is gone is written down, and is no news of its own, which trainers would have to acknowledge.
+        assert s.layouts[-1]["generation"] == before + 1
         s.until(lambda: endpoints(s) == s.names("sampler"))
         assert len(endpoints(s)) == 8
         assert s.layouts[-1]["draining"] == []
-        # Leaving, and coming back: that it is gone is no news of its own, which trainers would have to acknowledge.
         assert s.layouts[-1]["generation"] == before + 2
         s.judged()
 

@@ -101,6 +101,12 @@ def test_what_needs_a_person_and_what_people_asked_for_are_told() -> None:
     assert not [key for key in told(rests) if key.startswith("!")]
 
 
+def test_work_at_risk_is_told_although_the_job_is_planned() -> None:
+    words = "8 + 2: period 10 s; work is at risk: --shutdown-timeout is 0: write 900"
+    found = told(running(conditions=[condition("Planned", "True", "WorkAtRisk", words)]))
+    assert found["! Planned"] == "WorkAtRisk: --shutdown-timeout is 0: write 900"
+
+
 def test_a_job_of_which_nothing_is_known_yet_is_told_as_that() -> None:
     job = running()
     del job["status"]
