@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from rljob_operator.children import (
     workload_differs,
 )
 from rljob_operator.gate import is_gated, is_held, lift_patch
+from rljob_operator.upgrade import DIGEST_ANNOTATION, RECORD_ANNOTATION, change
 from rljob_planner.api.spec import RLJob
 from tests.operator.objects import SPLIT, job, template
 
@@ -98,6 +100,48 @@ def test_what_was_applied_is_what_is_wished_until_somebody_edits_it(
     assert differs(edited, trainer) == ("spec.replicas",)
     assert "spec.replicas" in edited_fields(edited, trainer)
     assert differs(apply(plane, trainer), trainer) == ()
+
+
+SERVERS = [
+    ("vllm", {"name": "v", "image": "vllm/vllm-openai:v0.33.0", "args": ["--model=m"]}),
+    ("vllm", {"name": "v", "image": "x", "command": ["sh", "-c", "exec vllm serve m --port 9000"]}),
+    ("sglang", {"name": "s", "image": "lmsysorg/sglang:latest", "command": ["python3", "-m", "sglang.launch_server"]}),
+]
+
+
+@pytest.mark.parametrize(("engine", "container"), SERVERS)
+def test_what_an_engine_needs_is_taken_and_looks_like_nobodys_edit(
+    plane: ControlPlane, namespace: str, engine: str, container: dict[str, Any]
+) -> None:
+    """Probes, ports, hooks and annotations come back with the API server's own defaults among them."""
+    made = job(sampler={"template": template(containers=[container]), "engine": engine})
+    of = made.model_copy(update={"metadata": {**made.metadata, "namespace": namespace}})
+    desired = sampler_workload(of, SPLIT, 0)
+    assert desired["spec"]["template"]["spec"]["containers"][0]["lifecycle"]
+    assert differs(apply(plane, desired), desired) == ()
+    pod = trial_pods(of, SPLIT)[0]
+    plane.api.request("POST", f"{PATHS['Pod'].format(namespace)}?dryRun=All&fieldValidation=Strict", pod)
+
+
+def test_a_version_with_engines_finds_nothing_to_roll_in_children_from_before(
+    plane: ControlPlane, namespace: str
+) -> None:
+    made = job(sampler={"template": template(containers=[SERVERS[0][1]])})
+    of = made.model_copy(update={"metadata": {**made.metadata, "namespace": namespace}})
+    before = sampler_workload(of, SPLIT, 0, bare=True)
+    for annotated in (True, False):
+        older = copy.deepcopy(before)
+        if not annotated:
+            for own in (DIGEST_ANNOTATION, RECORD_ANNOTATION):
+                del older["metadata"]["annotations"][own]
+        live = apply(plane, older)
+        # A workload without pods takes the newer template, so the number is not part of this.
+        live["spec"]["replicas"] = 3
+        found = change(live, sampler_workload(of, SPLIT, 3), lambda: sampler_workload(of, SPLIT, 3, bare=True))
+        assert not found.rolls, annotated
+        assert found.edited == ()
+        assert found.desired["spec"]["template"] == before["spec"]["template"]
+        plane.api.request("DELETE", f"{path_of(before)}/{before['metadata']['name']}")
 
 
 def test_trial_pods_pass_a_strict_dry_run_and_a_typing_error_does_not(plane: ControlPlane, namespace: str) -> None:
