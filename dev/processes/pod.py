@@ -121,10 +121,10 @@ class PodWorker:
             living = asyncio.create_task(self._live())
             deleted = asyncio.create_task(self._deleted.wait())
             await asyncio.wait({living, deleted}, return_when=asyncio.FIRST_COMPLETED)
-            if living.done():
-                living.result()
-                # All containers have ended for good; the object stays until somebody deletes it.
-                await deleted
+            if living.done() and living.exception() is not None:
+                _log.error("pod %s", name, exc_info=living.exception())
+            # All containers may have ended for good; the object stays until somebody deletes it.
+            await deleted
             living.cancel()
             await self._end()
         finally:
@@ -132,7 +132,11 @@ class PodWorker:
                 task.cancel()
             await asyncio.gather(*side, return_exceptions=True)
         if not self._gone:
-            await self._report()
+            try:
+                await self._report()
+            except (ApiError, OSError) as error:
+                # Its end must not hang on the last words about it.
+                _log.warning("status of %s: %s", name, error)
             await self._node.remove(self.pod)
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -178,7 +182,13 @@ class PodWorker:
                 _never_ran(container.state)
 
     async def _make(self, container: Json) -> Made:
-        """What a container comes to; raises ConfigError."""
+        """What a container comes to; raises ConfigError, also for what the API server does not give now."""
+        try:
+            return await self._resolved(container)
+        except (ApiError, OSError) as error:
+            raise ConfigError(str(error)) from error
+
+    async def _resolved(self, container: Json) -> Made:
         await self._volumes.refresh(self.pod)
         mounts = self._volumes.mounts(container)
         # The status with the address may not have come back yet.

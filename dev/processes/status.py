@@ -124,7 +124,8 @@ def pod_status(
         "hostIP": "127.0.0.1",
         "hostIPs": [{"ip": "127.0.0.1"}],
         "podIP": address,
-        "podIPs": [{"ip": address}],
+        # Without the directive it would be added to an address that the pod had before.
+        "podIPs": [{"$patch": "replace"}, {"ip": address}],
         "startTime": started_at,
         "qosClass": status.get("qosClass", "BestEffort"),
         "conditions": [_condition(given.get(kind), kind, *said) for kind, said in wanted.items()],

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from dev.controlplane import ApiError
 from dev.processes.environment import ConfigError
 from dev.processes.pod import PodWorker
 from dev.processes.process import Process, StartError
@@ -156,7 +157,7 @@ class Node:
         return self.maps[name]
 
     async def token(self, pod: Mapping[str, Any], source: Mapping[str, Any]) -> str:
-        return "token"
+        raise ApiError("POST", "/token", 404, "the account is gone")
 
     async def report(self, pod: Mapping[str, Any], status: Mapping[str, Any]) -> None:
         self.statuses.append(status)
@@ -400,3 +401,12 @@ async def test_files_of_a_pod_that_ends_change_no_more(node: Node) -> None:
     assert mounted.read_text() == "last"
     node.delete(0)
     await node.worker.task
+
+
+async def test_a_pod_ends_although_the_api_server_refuses_what_it_needs(node: Node) -> None:
+    token = {"name": "token", "projected": {"sources": [{"serviceAccountToken": {"path": "token"}}]}}
+    node.run({"volumes": [token], "containers": [container("pass")]})
+    await until(lambda: "the account is gone" in str(node.container()["state"]))
+    node.delete(100_000)
+    await node.worker.task
+    assert node.removed == ["u"]
