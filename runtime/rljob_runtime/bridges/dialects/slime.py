@@ -25,8 +25,8 @@ _TRAIN = "slime/observability/train_metric_utils.py"
 _ACTOR = "slime/backends/megatron_utils/actor.py"
 
 _STEP_KEY = "rollout/step"
-_INTERVAL = "slime: update_weights_interval"
-_SAMPLES = "slime: samples of a rollout"
+_INTERVAL, _GROUPS, _EACH = "args.update_weights_interval", "args.rollout_batch_size", "args.n_samples_per_prompt"
+"""Keys of our own, for the arguments that go along with a log."""
 _LENGTH = "rollout/response_lengths"
 _WAIT, _SYNC, _SAVE = "perf/train_wait_time", "perf/update_weights_time", "perf/save_model_time"
 
@@ -38,15 +38,20 @@ def _read(arguments: Mapping[str, object]) -> Logged | None:
         return None
     if arguments.get("step_key") != _STEP_KEY:
         return None
-    groups, each = (getattr(settings, name, None) for name in ("rollout_batch_size", "n_samples_per_prompt"))
-    samples = groups * each if isinstance(groups, int) and isinstance(each, int) else None
-    known = {_INTERVAL: getattr(settings, "update_weights_interval", None), _SAMPLES: samples}
-    step = metrics.get(_STEP_KEY)
-    if getattr(settings, "wandb_always_use_train_step", False) and samples:
-        # Then the number is that of the rollout's first optimizer step.
-        batch = getattr(settings, "global_batch_size", None)
-        step = -(-step * batch // samples) if isinstance(step, int) and isinstance(batch, int) else None
-    return Logged({**metrics, **known}, step)
+    known = {key: getattr(settings, key.removeprefix("args."), None) for key in (_INTERVAL, _GROUPS, _EACH)}
+    return Logged({**metrics, **known}, _rollout(metrics.get(_STEP_KEY), settings))
+
+
+def _rollout(step: object, settings: object) -> int | None:
+    """The number of the rollout; under ``--wandb-always-use-train-step`` that of its first optimizer step is logged instead."""
+    if not isinstance(step, int) or not getattr(settings, "wandb_always_use_train_step", False):
+        return step if isinstance(step, int) else None
+    names = ("global_batch_size", "rollout_batch_size", "n_samples_per_prompt")
+    sizes = [size for name in names if isinstance(size := getattr(settings, name, None), int) and size > 0]
+    if len(sizes) < len(names):
+        return None
+    batch, groups, each = sizes
+    return -(-step * batch // (groups * each))
 
 
 def _ahead(sink: Sink, values: Values) -> int:
@@ -58,7 +63,7 @@ def _ahead(sink: Sink, values: Values) -> int:
 
 def _staleness_mean(sink: Sink, values: Values) -> None:
     mean = values["rollout/staleness/mean"] * values[_INTERVAL] + _ahead(sink, values)
-    sink.reporter.staleness_summary(mean=mean, samples=values.get(_SAMPLES))
+    sink.reporter.staleness_summary(mean=mean, samples=_samples(sink, values))
 
 
 def _staleness_max(sink: Sink, values: Values) -> None:
@@ -71,7 +76,7 @@ def _waited(sink: Sink, values: Values) -> None:
 
 
 def _samples(_: Sink, values: Values) -> float:
-    return values[_SAMPLES]
+    return values[_GROUPS] * values[_EACH]
 
 
 def _length(values: Values) -> float:
@@ -86,10 +91,9 @@ ROLLOUTS = Dialect(
         # Newer versions with the fully asynchronous rollout alone.
         Rule(
             rules.STALENESS,
-            ("rollout/staleness/mean", _INTERVAL),
+            ("rollout/staleness/mean", _INTERVAL, _GROUPS, _EACH),
             _staleness_mean,
             _STALENESS,
-            optional=(_SAMPLES,),
             always=False,
         ),
         Rule(
@@ -118,7 +122,7 @@ TRAINER = Dialect(
         ),
         train_seconds("perf/train_time", source=f"{_ACTOR}, train_actor()"),
         synced(_SYNC, source=f"{_ACTOR}, update_weights()"),
-        *counted((_SAMPLES, _LENGTH), _length, _samples, f"{_TRAIN}, log_rollout_data()"),
+        *counted((_GROUPS, _EACH, _LENGTH), _length, _samples, f"{_TRAIN}, log_rollout_data()"),
     ),
 )
 

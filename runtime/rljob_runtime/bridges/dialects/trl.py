@@ -31,16 +31,11 @@ _TRAINED = "perf/fwd_bwd_s"
 _ROWS_OF_SAMPLE = "rollout/samples_per_rollout"
 """Training rows that a conversation became: more than 1 where a turn rewrote what was said before. TRL calls a row a sample."""
 
-_STEPS = "trl: steps since the last log"
-_SYNC_STEPS = "trl: weight_sync_steps"
-_MICRO_BATCHES = "trl: gradient_accumulation_steps"
-_SAMPLES_OF_GROUP = "trl: num_generations"
-_ARGUMENTS = {
-    _SYNC_STEPS: "weight_sync_steps",
-    _MICRO_BATCHES: "gradient_accumulation_steps",
-    _SAMPLES_OF_GROUP: "num_generations",
-}
-"""What the trainer's arguments say, by the key under which it goes along with what is logged."""
+_STEPS = "state.steps_since_the_last_log"
+_SYNC_STEPS = "args.weight_sync_steps"
+_MICRO_BATCHES = "args.gradient_accumulation_steps"
+_SAMPLES_OF_GROUP = "args.num_generations"
+"""Keys of our own, for what goes along with a log: the trainer's arguments, and its state."""
 
 
 def _read(arguments: Mapping[str, object]) -> Logged | None:
@@ -48,7 +43,8 @@ def _read(arguments: Mapping[str, object]) -> Logged | None:
     logs, state, settings = arguments.get("logs"), arguments.get("state"), arguments.get("args")
     if not isinstance(logs, Mapping) or not getattr(state, "is_world_process_zero", True):
         return None
-    known: dict[str, object] = {key: getattr(settings, name, None) for key, name in _ARGUMENTS.items()}
+    arguments_of_use = (_SYNC_STEPS, _MICRO_BATCHES, _SAMPLES_OF_GROUP)
+    known: dict[str, object] = {key: getattr(settings, key.removeprefix("args."), None) for key in arguments_of_use}
     step = getattr(state, "global_step", None)
     if isinstance(step, int) and _TRAINED in logs:
         known[_STEPS] = step - _logged_before(getattr(state, "log_history", ()))
