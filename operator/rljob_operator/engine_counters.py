@@ -14,6 +14,9 @@ from rljob_planner.fit import MeasuredStep, RowKind
 
 FEWEST_GAPS = 8
 """Gaps between tokens below which a window says nothing."""
+SPREAD = 0.5
+"""How far lengths of responses are from their mean, at most, relative to it."""
+_GOLDEN = (5.0**0.5 - 1.0) / 2.0
 _WHOLE_PROMPT = 2048
 """Tokens up to which every engine prefills a prompt in one step (its least max_num_batched_tokens)."""
 
@@ -50,6 +53,14 @@ _NAMES: dict[str, tuple[str, ...]] = {
 }
 
 
+def spread_length(mean: int, number: int) -> int:
+    """The length of the response of this number: evenly spread about the mean, so that requests don't begin and end together.
+
+    Prompts of a wave that begin together are prefilled beside no decoding sample, which is not what a running job does.
+    """
+    return max(1, round(mean * (1.0 - SPREAD + 2.0 * SPREAD * (number * _GOLDEN % 1.0))))
+
+
 def engine_counters(samples: list[Sample]) -> EngineCounters | None:
     """The counters of an exposition, None if one of them is not there."""
     found = {field: total(samples, *names) for field, names in _NAMES.items()}
@@ -64,11 +75,12 @@ def grown(before: EngineCounters, after: EngineCounters) -> EngineCounters | Non
 
 
 def mean_step(
-    source: str, window: EngineCounters, window_s: float, engines: int, concurrency: int, prompt: int, response: int
+    source: str, window: EngineCounters, window_s: float, engines: int, concurrency: int, prompt: int, response: float
 ) -> MeasuredStep | None:
     """The mean step of a window in which ``concurrency`` requests were kept going, each new one with a prompt of its own.
 
-    ``window_s``: how long it was by our own clock. None if there is too little in it.
+    ``window_s``: how long it was by our own clock, from when the first requests were sent. ``response``: mean of their lengths, which are
+    spread as ``spread_length`` has it. None if there is too little in it.
     """
     if window.gaps < FEWEST_GAPS or not window.gap_s > 0.0:
         return None
@@ -78,15 +90,17 @@ def mean_step(
     by_time = window.gap_s / window_s / engines if window_s > 0.0 else 0.0
     running = max(1.0, min(max(by_iterations, by_time), concurrency / engines))
     iterations = window.generated / running
-    each = window.generated / concurrency
+    # Nobody decoded beside the first prompts, and a sample does not decode beside its own.
+    beside = max(0.0, window.prompted / prompt - concurrency) * (running - 1.0) / running
+    lived = min(window.generated / concurrency, response * (1.0 + SPREAD**2 / 3.0))
     return MeasuredStep(
         source=source,
         kind=RowKind.SERVED,
         running=running,
         prompt_tokens=float(prompt),
-        response_tokens=float(response),
-        context_tokens=prompt + min(each, float(response)) / 2.0,
-        prefills_per_step=window.prompted / prompt / iterations,
+        response_tokens=response,
+        context_tokens=prompt + lived / 2.0,
+        prefills_per_step=beside / iterations,
         measured_s=window.gap_s / window.gaps,
     )
 

@@ -24,7 +24,15 @@ from typing import Any
 
 import aiohttp
 
-from rljob_operator.engine_counters import EngineCounters, engine_counters, grown, mean_step, prefill_s
+from rljob_operator.engine_counters import (
+    SPREAD,
+    EngineCounters,
+    engine_counters,
+    grown,
+    mean_step,
+    prefill_s,
+    spread_length,
+)
 from rljob_operator.exposition import ExpositionError, Sample, cache_tokens, engines, parse_exposition, total
 from rljob_planner.bench_files import RequestTiming, row_of_requests
 from rljob_planner.fit import MeasuredStep, median_row
@@ -56,10 +64,11 @@ class Load:
     concurrency: tuple[int, ...] = (1, 4, 16)
     """Requests at a time, one level after the other."""
     requests: int | None = None
-    """Requests of a level, over all rounds; None: three times its concurrency a round, at least twelve."""
+    """Requests of a level, over all rounds; None: three times its concurrency in each, at least six."""
     prompt_tokens: tuple[int, ...] = (128,)
     """Lengths of prompts; each level is run with each of them, so that contexts differ."""
     response_tokens: int = 128
+    """Length of responses; their mean where an engine is measured by its counters (``engine_counters.spread_length``)."""
     max_s: float = 120.0
     """Seconds for everything."""
     rounds: int = 2
@@ -68,7 +77,7 @@ class Load:
     def count(self, concurrency: int) -> int:
         """Requests of a level in one round."""
         if self.requests is None:
-            return max(-(-12 // self.rounds), 3 * concurrency)
+            return max(6, 3 * concurrency)
         return max(concurrency, -(-self.requests // self.rounds))
 
 
@@ -130,7 +139,7 @@ class _Profiler:
         await self._streamed(served, warm_up, min(16, self.load.response_tokens), loop.time() + STALL_TIMEOUT_S)
         levels = []
         for prompt in self.load.prompt_tokens:
-            if longest is not None and prompt + self.load.response_tokens > longest:
+            if longest is not None and prompt + self._longest_response(metrics) > longest:
                 skipped.append((f"{self.base}, prompts of {prompt}", f"longer than the server's {longest} tokens"))
                 continue
             levels += [(concurrency, prompt) for concurrency in self.load.concurrency]
@@ -179,7 +188,8 @@ class _Profiler:
         before = await self._metrics()
         counted = None if before is None else engine_counters(before)
         loop = asyncio.get_running_loop()
-        began, left = loop.time(), self.load.count(concurrency)
+        began, count = loop.time(), self.load.count(concurrency)
+        left = count
         timings: list[RequestTiming] = []
         failures: list[str] = []
         full: list[tuple[float, list[Sample] | None]] = []
@@ -192,7 +202,8 @@ class _Profiler:
                     if counted is None:
                         timing = await self._streamed(served, prompt, self.load.response_tokens, until)
                     else:
-                        timing = await self._whole(served, prompt, self.load.response_tokens, until)
+                        response = spread_length(self.load.response_tokens, count - left)
+                        timing = await self._whole(served, prompt, response, until)
                 except ProfileError as error:
                     failures.append(str(error))
                     return
@@ -211,7 +222,10 @@ class _Profiler:
         after = await self._metrics()
         if counted is not None and before is not None and full:
             reason = self._disturbed(before, after, timings, concurrency)
-            return ([], reason) if reason else self._counted(name, counted, full[0], began, concurrency, prompt)
+            response = self._mean_response(timings)
+            return (
+                ([], reason) if reason else self._counted(name, counted, full[0], began, concurrency, prompt, response)
+            )
         if len(timings) < min(concurrency, 2):
             return [], "too few requests were done in time: raise --max-seconds or shorten responses"
         row = row_of_requests(name, timings)
@@ -230,6 +244,7 @@ class _Profiler:
         began: float,
         concurrency: int,
         prompt: int,
+        response: float,
     ) -> tuple[list[MeasuredStep], str]:
         """The rows of a level by what the engine counted while it was full."""
         ended, samples = full
@@ -237,12 +252,21 @@ class _Profiler:
         window = None if later is None else grown(before, later)
         if window is None:
             return [], "its metrics went away or began anew in between"
-        response = self.load.response_tokens
         row = mean_step(name, window, ended - began, engines(samples or []), concurrency, prompt, response)
         if row is None:
             return [], "too few tokens were made in time: raise --max-seconds"
         seconds = prefill_s(window, prompt) if concurrency == 1 else None
         return [row, *([] if seconds is None else [prefill_row(f"{name}, its prefill", prompt, seconds)])], ""
+
+    def _longest_response(self, metrics: list[Sample] | None) -> int:
+        """Tokens of the longest response that is asked for."""
+        spread = 0.0 if metrics is None or engine_counters(metrics) is None else SPREAD
+        return round(self.load.response_tokens * (1.0 + spread))
+
+    def _mean_response(self, timings: Sequence[RequestTiming]) -> float:
+        """Mean length of the responses that were finished; what was asked for where none was."""
+        lengths = [t.response_tokens for t in timings]
+        return sum(lengths) / len(lengths) if lengths else float(self.load.response_tokens)
 
     def _disturbed(
         self,

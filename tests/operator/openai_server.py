@@ -35,6 +35,7 @@ class _Request:
     limit: int
     queue: asyncio.Queue[int | None] = field(default_factory=asyncio.Queue)
     done: int = 0
+    prefill_s: float = 0.0
 
 
 @dataclass
@@ -52,6 +53,10 @@ class Server:
     """Tokens of a chunk of the stream."""
     engines: int = 1
     """Engines that the metrics tell of."""
+    mute: bool = False
+    """Whether chunks have no text, as those of a server without a tokenizer."""
+    counters: bool = False
+    """Whether the metrics tell of iterations and prefills, too, as those of vLLM do."""
     url: str = ""
     asked: list[dict[str, Any]] = field(default_factory=list)
     _running: list[_Request] = field(default_factory=list)
@@ -59,6 +64,10 @@ class Server:
     _latency_s: float = 0.0
     _gaps: int = 0
     _tokens: int = 0
+    _iterations: int = 0
+    _prompted: int = 0
+    _prefill_s: float = 0.0
+    _prefills: int = 0
 
     async def engine(self) -> None:
         loop = asyncio.get_running_loop()
@@ -73,7 +82,11 @@ class Server:
             step = self.truth.step(len(batch), resident, sum(r.prompt for r in batch if not r.done))
             due += step
             await asyncio.sleep(max(0.0, due - loop.time()))
+            self._iterations += 1
             for request in batch:
+                if not request.done:
+                    self._prompted += request.prompt
+                    request.prefill_s = step
                 if request.done:
                     self._latency_s, self._gaps = self._latency_s + step, self._gaps + 1
                 request.done += 1
@@ -82,6 +95,7 @@ class Server:
                 if request.done >= request.limit:
                     request.queue.put_nowait(None)
                     self._running.remove(request)
+                    self._prefill_s, self._prefills = self._prefill_s + request.prefill_s, self._prefills + 1
 
     async def complete(self, asked: web.Request) -> web.StreamResponse:
         body = await asked.json()
@@ -93,6 +107,11 @@ class Server:
         request = _Request(len(body["prompt"]), body["max_tokens"])
         self._running.append(request)
         self._arrived.set()
+        if not body.get("stream"):
+            while await request.queue.get() is not None:
+                pass
+            usage = {"prompt_tokens": request.prompt, "completion_tokens": request.done}
+            return web.json_response({"choices": [{"text": "", "finish_reason": self.finish}], "usage": usage})
         answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await answer.prepare(asked)
 
@@ -104,7 +123,7 @@ class Server:
             text += "x"
             if len(text) == self.chunk or number == request.limit or number == 1:
                 reason = self.finish if number == request.limit else None
-                await send({"choices": [{"text": text, "finish_reason": reason}]})
+                await send({"choices": [{"text": "" if self.mute else text, "finish_reason": reason}]})
                 text = ""
         await send({"choices": [], "usage": {"prompt_tokens": request.prompt, "completion_tokens": request.done}})
         await answer.write(b"data: [DONE]\n\n")
@@ -130,6 +149,18 @@ class Server:
             'vllm:num_preemptions_total{engine="0"} 0\n'
             "# TYPE vllm:cache_config_info gauge\n"
             + "".join(f'vllm:cache_config_info{{engine="{i}",{cache}}} 1\n' for i in range(self.engines))
+            + (self._told() if self.counters else "")
+        )
+
+    def _told(self) -> str:
+        return (
+            "# TYPE vllm:iteration_tokens_total histogram\n"
+            f'vllm:iteration_tokens_total_count{{engine="0"}} {self._iterations * self.engines}\n'
+            "# TYPE vllm:prompt_tokens counter\n"
+            f'vllm:prompt_tokens_total{{engine="0"}} {self._prompted}\n'
+            "# TYPE vllm:request_prefill_time_seconds histogram\n"
+            f'vllm:request_prefill_time_seconds_sum{{engine="0"}} {self._prefill_s}\n'
+            f'vllm:request_prefill_time_seconds_count{{engine="0"}} {self._prefills}\n'
         )
 
 

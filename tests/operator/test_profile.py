@@ -6,6 +6,7 @@ import pytest
 
 from rljob_operator.profile import Load, Profile, ProfileError, profile
 from rljob_planner.fit import MeasuredStep, RowKind, fit
+from rljob_planner.fit_seconds import fit_seconds
 from rljob_planner.hardware import gpu
 from rljob_planner.models import model
 from rljob_planner.steptime import Engine
@@ -130,3 +131,52 @@ async def test_a_server_that_is_not_there_is_an_error() -> None:
         gone = server.url
     with pytest.raises(ProfileError, match="cannot reach"):
         await profile(gone, SMALL)
+
+
+async def test_an_engine_that_counts_is_believed_and_asked_without_streams() -> None:
+    truth = Truth(step_s=4e-3, sample_s=0.2e-3, token_s=0.0, prompt_token_s=2e-5)
+    server = Server(truth, counters=True)
+    found = await measured(server, Load((1, 4, 12), None, (64,), 32, 60.0))
+    # The warm-up is a stream, whatever the server counts.
+    assert [body["stream"] for body in server.asked[1:]] == [False] * (len(server.asked) - 1)
+    *served, alone = found.rows
+    assert [round(row.running) for row in served] == [1, 4, 12]
+    assert alone.kind is RowKind.PREFILL
+    assert alone.measured_s == pytest.approx(truth.step(1, 0, 64))
+    told = fit_seconds(found.rows)
+    assert told.fitted == ("stepSeconds", "sampleSeconds", "promptTokenSeconds")
+    assert told.seconds.sample_s == pytest.approx(truth.sample_s, rel=0.15)
+    for running in (2, 8):
+        row = MeasuredStep("between", RowKind.SERVED, running, 64, 32, 80.0, running / 32, 1.0)
+        assert told.step_s(row) == pytest.approx(truth.step(running, 0, running / 32 * 64), rel=0.05)
+
+
+async def test_an_engine_that_counts_tells_of_others_too() -> None:
+    found = await measured(Server(FAST, counters=True, strangers_per_token=3))
+    assert found.rows == ()
+    assert "others used the server" in found.skipped[0][1]
+
+
+async def test_a_whole_answer_that_was_cut_short_is_no_measurement() -> None:
+    server = Server(FAST, counters=True)
+    async with serving(server):
+        server.finish = "length"
+        found = await profile(server.url, SMALL)
+        assert len(found.rows) == 1
+    server = Server(FAST, counters=True, finish="abort")
+    with pytest.raises(ProfileError, match="cut a response short"):
+        await measured(server)
+
+
+async def test_rounds_there_and_back_give_the_median_of_each_level() -> None:
+    server = Server(FAST, counters=True)
+    said: list[str] = []
+    found = await measured(server, Load((1, 3), 6, (16,), 12, 60.0, 3), said)
+    assert [text.split(": ")[1].split()[0] for text in said[1:]] == ["1", "3", "3", "1", "1", "3"]
+    assert [round(row.running) for row in found.rows[:2]] == [1, 3]
+
+
+async def test_a_chunk_without_text_is_a_token_too() -> None:
+    found = await measured(Server(FAST, mute=True), Load((2,), 4, (32,), 24, 30.0))
+    assert found.rows[0].response_tokens == 24
+    assert found.rows[0].measured_s == pytest.approx(FAST.step(2, 2 * 44), rel=0.3)
