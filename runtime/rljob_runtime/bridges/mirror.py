@@ -264,7 +264,7 @@ def _number(value: object) -> float | None:
 
 def _numbers(value: object) -> tuple[float, ...] | None:
     """A list or tuple of finite numbers; None for anything else."""
-    if not isinstance(value, list | tuple):
+    if not isinstance(value, list | tuple) or not value:
         return None
     numbers = [_number(item) for item in value]
     return None if None in numbers else tuple(n for n in numbers if n is not None)
