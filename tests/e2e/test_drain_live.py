@@ -121,6 +121,7 @@ def hook(url: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.timeout(900)
 def test_nothing_is_cut_when_the_server_is_stopped_after_the_hook(
     serve: Callable[..., Server], clients: ThreadPoolExecutor
 ) -> None:
