@@ -13,6 +13,7 @@ import yaml
 from typer.testing import CliRunner
 
 from rljob_operator.cli import app
+from rljob_runtime.bridges.exporter import PORT
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLES = sorted((ROOT / "crds" / "samples" / "frameworks").glob("*.yaml"))
@@ -27,12 +28,15 @@ def sample(name: str) -> dict[str, Any]:
     return found
 
 
+def containers(spec: dict[str, Any], role: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = spec[role]["template"]["spec"]["containers"] if role in spec else []
+    return found
+
+
 def words(name: str) -> str:
     """Everything that the containers of a sample are started with."""
-    spec = sample(name)["spec"]
-    sides = [spec[role]["template"] for role in ("sampler", "trainer", "driver") if role in spec]
-    containers = [c for side in sides for c in side["spec"]["containers"]]
-    return " ".join(word for c in containers for word in (*c.get("command", ()), *c.get("args", ())))
+    told = [c for role in ("sampler", "trainer", "driver") for c in containers(sample(name)["spec"], role)]
+    return " ".join(word for c in told for word in (*c.get("command", ()), *c.get("args", ())))
 
 
 def test_there_is_one_for_each_framework() -> None:
@@ -80,6 +84,29 @@ def test_what_the_planner_is_told_is_what_the_framework_is_told(name: str, argum
         value = value[key]
     (said,) = set(re.findall(re.escape(argument) + r"(\d+)", words(name)))
     assert int(said) == value
+
+
+def bridge_of(container: dict[str, Any]) -> dict[str, str]:
+    """The settings of a container's bridge."""
+    return {v["name"]: v["value"] for v in container.get("env", ()) if v["name"].startswith("RLJOB_BRIDGE")}
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "vllm-torchrun"])
+def test_what_logs_has_the_bridge_of_its_framework_and_a_port_that_is_scraped(name: str) -> None:
+    spec = sample(name)["spec"]
+    told = [container for role in ("sampler", "trainer", "driver") for container in containers(spec, role)]
+    watched = [container for container in told if bridge_of(container)]
+    # Ray chooses the pod of the process that logs; prime-rl's servers log nothing.
+    assert len(watched) == (2 if name == "prime-rl" else len(told))
+    for container in watched:
+        settings = bridge_of(container)
+        assert settings.pop("RLJOB_BRIDGE") == name
+        assert {"name": "metrics", "containerPort": PORT} in container["ports"]
+        stated = {
+            "RLJOB_BRIDGE_SAMPLES_PER_PROMPT": spec["workload"]["samplesPerPrompt"],
+            "RLJOB_BRIDGE_PROMPTS_PER_STEP": spec["workload"]["promptsPerStep"],
+        }
+        assert {key: int(value) for key, value in settings.items()}.items() <= stated.items()
 
 
 @pytest.mark.parametrize("name", NAMES)
