@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import math
+import ssl
 import threading
 import urllib.error
 import urllib.request
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import NameOID
 
 from rljob_runtime.sampler import Look, Sampler, State
 from tests.unit.vllm_double import Double, double
@@ -173,3 +181,25 @@ def test_the_double_shuts_down_as_the_engine_does() -> None:
         end.join()
         assert b'"finish_reason": "length"' in answers[0]
         assert look(server).state is State.GONE
+
+
+def test_a_certificate_for_another_name_is_no_reason_to_cut_samples(tmp_path: Path) -> None:
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "samplers.example")])
+    now = datetime.now(UTC)
+    certificate = (
+        x509.CertificateBuilder(
+            name, name, key.public_key(), x509.random_serial_number(), now - timedelta(1), now + timedelta(1)
+        )
+    ).sign(key, hashes.SHA256())
+    whole = tmp_path / "server.pem"
+    whole.write_bytes(
+        key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()) + certificate.public_bytes(Encoding.PEM)
+    )
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(whole)
+    with double() as server:
+        server._http.socket = context.wrap_socket(server._http.socket, server_side=True)
+        server.engine.submit(1)
+        seen = Sampler(server.url.replace("http:", "https:"), timeout_s=PATIENT_S).look()
+        assert seen.state is State.BUSY, str(seen)
