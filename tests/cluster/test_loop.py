@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dev.controlplane import ControlPlane
+from rljob_operator.byhand import ANNOTATION
 from tests.cluster.conftest import GpuNodes
 from tests.cluster.jobs import drifting_job, emulation
 from tests.cluster.rig import Rig, eventually, install, rig_of
@@ -62,6 +65,14 @@ def wait_move(rig: Rig, phase: str | None = None, timeout_s: float = 300.0) -> J
         raise AssertionError(f"{error}; decisions {told}") from error
 
 
+def ask_for_move(rig: Rig, first: Json) -> None:
+    """Asks for one trainer's GPUs as samplers: where the way of a move is the point, nobody need wait for the reason to make one."""
+    samplers, trainers = replicas(first)
+    made = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    wished = {"id": "by-hand", "samplers": samplers + 4, "trainers": trainers - 1, "at": made}
+    rig.plane.kubectl("-n", rig.namespace, "annotate", "rljob", "job", f"{ANNOTATION}={json.dumps(wished)}")
+
+
 def wait_moved(rig: Rig, timeout_s: float = 300.0) -> Json:
     """Waits for the first committed move and returns the status."""
     eventually(lambda: rig.status("job").get("moves", {}).get("moves", 0) >= 1, "a committed move", timeout_s=timeout_s)
@@ -96,7 +107,8 @@ def test_gpus_move_from_trainers_to_samplers_as_lengths_grow(rig: Rig) -> None:
 def test_an_operator_killed_in_mid_move_ends_it_after_a_restart(rig: Rig, phase: str) -> None:
     # Pods that come and go slowly hold each phase open long enough to be hit.
     slow = {"metadata": {"annotations": {"dev.rljob.dev/start-delay": "4s", "dev.rljob.dev/stop-delay": "4s"}}}
-    first = begin(rig, sampler={"template": slow}, trainer={"template": slow})
+    first = begin(rig, drift=False, sampler={"template": slow}, trainer={"template": slow})
+    ask_for_move(rig, first)
     wait_move(rig, phase)
     assert rig.operator is not None
     rig.operator.kill()
@@ -155,7 +167,7 @@ def test_a_trainer_that_never_acknowledges_makes_the_move_roll_back(rig: Rig) ->
 
 def test_a_pod_stuck_in_terminating_holds_the_other_side_back(rig: Rig) -> None:
     stuck = {"metadata": {"annotations": {"dev.rljob.dev/hang-terminating": "true"}}}
-    begin(rig, trainer={"template": stuck})
+    ask_for_move(rig, begin(rig, drift=False, trainer={"template": stuck}))
     move = wait_move(rig, "Shrink")
     victim = move["victims"][0]
 
