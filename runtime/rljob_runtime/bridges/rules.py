@@ -107,16 +107,6 @@ def queue(key: str, source: str, *, always: bool = True) -> Rule:
     return Rule(QUEUE, (key,), feed, source, always=always)
 
 
-def queue_of_samples(key: str, source: str, *, always: bool = True) -> Rule:
-    """``key`` is the number of samples that wait for the trainer: groups if the samples of a prompt are known."""
-
-    def feed(sink: Sink, values: Values) -> None:
-        if sink.samples_per_prompt:
-            sink.reporter.queue(values[key] / sink.samples_per_prompt)
-
-    return Rule(QUEUE, (key,), feed, source, always=always)
-
-
 def in_flight(key: str, source: str, *, always: bool = True) -> Rule:
     """``key`` is the number of samples that are submitted and not finished."""
 
@@ -134,15 +124,6 @@ def in_flight_groups(key: str, source: str, *, always: bool = True) -> Rule:
             sink.reporter.in_flight(values[key] * sink.samples_per_prompt)
 
     return Rule(IN_FLIGHT, (key,), feed, source, always=always)
-
-
-def trained_samples(key: str, source: str) -> Rule:
-    """A step trained on ``key`` samples."""
-
-    def feed(sink: Sink, values: Values) -> None:
-        sink.reporter.trained(samples=values[key])
-
-    return Rule(SAMPLES, (key,), feed, source)
 
 
 def trained_tokens(key: str, source: str) -> Rule:

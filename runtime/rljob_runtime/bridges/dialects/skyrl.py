@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from rljob_runtime.bridges.dialect import Dialect, Framework, Tap
 from rljob_runtime.bridges.rules import (
+    counted,
     queue,
     staleness_max,
     staleness_mean,
     synced,
     train_seconds,
-    trained_by_mean,
     version,
     waited,
 )
@@ -35,7 +35,13 @@ FULLY_ASYNC = Dialect(
         waited("timing/wait_for_generation_buffer", source=f"{_TRAINER}:809"),
         train_seconds("timing/convert_to_training_input", "timing/run_training", source=f"{_TRAINER}:582, 590"),
         synced("timing/sync_weights", source=f"{_TRAINER}:597"),
-        *trained_by_mean("generate/avg_num_tokens", "skyrl/train/generators/utils.py:502"),
+        # Sequences of the batch, before it is padded; of as many responses, unless trajectories are trained turn by turn.
+        *counted(
+            ("generate/batch_num_seq", "generate/avg_num_tokens"),
+            lambda values: values["generate/avg_num_tokens"],
+            lambda _, values: values["generate/batch_num_seq"],
+            "skyrl/train/trainer.py:977, skyrl/train/generators/utils.py:502",
+        ),
     ),
 )
 
