@@ -17,18 +17,22 @@ pytest_plugins = ("tests.audited",)
 MARKER = "cluster"
 """Marks the tests that need a control plane; those that use the session's get it by themselves."""
 
-_real = pytest.StashKey[set[str]]()
+VLLM_MARKER = "vllm"
+"""Marks the tests that need a real vLLM, likewise."""
+
+_real = pytest.StashKey[dict[str, set[str]]]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.stash[_real] = set()
+    config.stash[_real] = {MARKER: set(), VLLM_MARKER: set()}
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_call(item: pytest.Item) -> None:
-    # Reached only if every fixture was set up, so the plane was there.
-    if item.get_closest_marker(MARKER) is not None:
-        item.config.stash[_real].add(item.nodeid)
+    # Reached only if every fixture was set up, so the plane, or the server, was there.
+    for marker, ran in item.config.stash[_real].items():
+        if item.get_closest_marker(marker) is not None:
+            ran.add(item.nodeid)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -53,4 +57,7 @@ def _one_helm_is_enough() -> Iterator[None]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    terminalreporter.write_line(f"{len(config.stash[_real])} tests ran against the real API server")
+    ran = config.stash[_real]
+    terminalreporter.write_line(f"{len(ran[MARKER])} tests ran against the real API server")
+    if ran[VLLM_MARKER]:
+        terminalreporter.write_line(f"{len(ran[VLLM_MARKER])} tests ran with a real vLLM")

@@ -22,9 +22,10 @@ class _Page:
     def head(self, name: str, kind: str, text: str) -> None:
         self._lines += [f"# HELP {name} {text}", f"# TYPE {name} {kind}"]
 
-    def sample(self, name: str, value: float, **extra: str) -> None:
-        labels = ",".join(f'{k}="{v}"' for k, v in sorted({**self._labels, **extra}.items()))
-        self._lines.append(f"{name}{{{labels}}} {float(value)}")
+    def sample(self, name: str, value: float, *, without: str = "", **extra: str) -> None:
+        labels = {k: v for k, v in self._labels.items() if k != without} | extra
+        shown = ",".join(f'{k}="{v}"' for k, v in sorted(labels.items()))
+        self._lines.append(f"{name}{{{shown}}} {float(value)}")
 
     def one(self, name: str, kind: str, text: str, value: float) -> None:
         self.head(name, kind, text)
@@ -69,6 +70,7 @@ def sampler_page(pod: SamplerPod, waiting: int, model_name: str) -> str:
     page.sample(
         "vllm:cache_config_info",
         1,
+        without="model_name",
         block_size=str(BLOCK_SIZE),
         cache_dtype="auto",
         enable_prefix_caching="True",

@@ -256,9 +256,14 @@ class Fleet:
         steps = free / iteration
         if self._preempt(waiting, count, resident, steps):
             count, resident = self._sums()
-        gain = np.minimum(steps[self._pod], self._length - self._generated)
-        self._generated += gain
+        before = self._generated
+        gain = np.minimum(steps[self._pod], self._length - before)
+        self._generated = before + gain
         tokens = np.bincount(self._pod, weights=gain, minlength=len(gpus))
+        # A sample of n tokens has n − 1 gaps between them.
+        gaps = np.bincount(
+            self._pod, weights=np.maximum(self._generated, 1.0) - np.maximum(before, 1.0), minlength=len(gpus)
+        )
         done = self._length - self._generated < 1e-9
         finished = [
             Finished(int(g), int(length), int(v))
@@ -274,8 +279,8 @@ class Fleet:
         for i, pod in enumerate(self._pods):
             pod.debt_s -= float(prefill[i])
             pod.generation_tokens += float(tokens[i])
-            if tokens[i] > 0:
-                pod.latency.add(float(iteration[i]), float(tokens[i]))
+            if gaps[i] > 0:
+                pod.latency.add(float(iteration[i]), float(gaps[i]))
             # A pause falls between two tokens of every sample that runs through it.
             pod.latency.total += float(paused[i] * count[i])
             pod.running, pod.resident = int(count[i]), float(resident[i])

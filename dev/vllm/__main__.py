@@ -23,7 +23,9 @@ from dev.vllm.server import Server
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
-    arguments = _parser().parse_args(argv)
+    own, options = _split(sys.argv[1:] if argv is None else argv)
+    arguments = _parser().parse_args(own)
+    arguments.options = options
     try:
         code: int = arguments.run(arguments)
     except (InstallError, ComponentError, TimeoutError, ValueError) as error:
@@ -32,6 +34,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     return code
+
+
+def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Our own arguments, and those after ``--``, which are vLLM's."""
+    at = argv.index("--") if "--" in argv else len(argv)
+    return list(argv[:at]), list(argv[at + 1 :])
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -47,14 +55,13 @@ def _parser() -> argparse.ArgumentParser:
     model.add_argument("directory", type=Path)
     model.add_argument("--seed", type=int, default=0, help="which weights (default: %(default)s)")
     model.set_defaults(run=_model)
-    serve = commands.add_parser("serve", help="serve a model until Ctrl-C")
+    serve = commands.add_parser("serve", help="serve a model until Ctrl-C; options of vllm serve go after --")
     serve.add_argument("directory", type=Path)
     serve.add_argument("--port", type=int, default=8000)
     serve.add_argument("--step", type=float, default=0.0, metavar="SECONDS", help="the least that an iteration lasts")
     serve.add_argument(
         "--per-sample", type=float, default=0.0, metavar="SECONDS", help="and what each running sample adds"
     )
-    serve.add_argument("options", nargs="*", help="further options of vllm serve, after --")
     serve.set_defaults(run=_serve)
     return parser
 

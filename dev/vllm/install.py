@@ -61,6 +61,10 @@ class InstallError(RuntimeError):
     """vLLM could not be installed: the message says which step failed, with what pip said last, and what would help."""
 
 
+class UnsupportedMachineError(InstallError):
+    """There is no build of vLLM for the CPU of this machine."""
+
+
 def directory(version: tuple[int, int]) -> Path:
     """Where the environment for this release of Python lies, or will."""
     return paths.cache_dir() / f"vllm-{VERSION}-py{version[0]}{version[1]}"
@@ -130,7 +134,7 @@ def _base() -> tuple[Path, tuple[int, int]]:
 def _check_machine() -> None:
     machine = platform.machine().lower()
     if sys.platform != "linux" or machine not in ("x86_64", "amd64", "aarch64", "arm64"):
-        raise InstallError(
+        raise UnsupportedMachineError(
             f"vLLM's build for the CPU is for Linux on x86-64 or arm64, and this is {sys.platform} on {machine}."
         )
 

@@ -6,6 +6,7 @@ to the caller; what it says of itself is ``url``.
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import itertools
 import os
@@ -32,7 +33,7 @@ ENVIRONMENT: Mapping[str, str] = {
 }
 """What a server is started with: nothing asks the network, the endpoints of training (pause, weights) are there, and one thread computes."""
 
-READY_S = 300.0
+READY_S = 600.0
 """How long a server may take until it serves, seconds: half a minute on two idle cores, several times that when they are busy."""
 
 _NAME = "vllm"
@@ -166,6 +167,15 @@ class Server:
             found.append(pid)
             todo += parents.get(pid, [])
         return found
+
+    def engine_pid(self) -> int:
+        """The process of the engine, whose end the one that answers HTTP notices; raises LookupError if there is none."""
+        for pid in self.engine_pids():
+            with contextlib.suppress(OSError):
+                # The kernel keeps fifteen characters of a name.
+                if Path(f"/proc/{pid}/comm").read_text().startswith("VLLM::EngineCor"):
+                    return pid
+        raise LookupError(f"the server at {self.url} has no engine. {self.log()}")
 
     def exit_code(self) -> int | None:
         """The exit code of a server that has ended by itself or by a signal of ``signal`` (−n for signal n); None while it runs."""

@@ -13,8 +13,6 @@ vLLM 0.32 was seen to do; the contract tests ask a real server and this one the 
 from __future__ import annotations
 
 import json
-import socket
-import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -23,6 +21,11 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
+
+DEAD = {"error": {"message": "EngineCore encountered an issue.", "type": "InternalServerError", "code": 500}}
+
+NONE = "none"
+"""In place of a reason: the stream ends without one."""
 
 LABELS = '{engine="0",model_name="tiny"}'
 
@@ -129,8 +132,10 @@ class Engine:
             self.changed.notify_all()
 
     def halt(self, what: str, halted: bool, mode: str = "keep") -> None:
-        """``paused`` or ``asleep``, or no longer; mode ``abort`` ends what is there."""
+        """``paused`` or ``asleep``, or no longer; mode ``abort`` ends what is there, ``wait`` waits for its end."""
         with self.changed:
+            if halted and mode == "wait":
+                self.changed.wait_for(lambda: not self.requests)
             if halted and mode == "abort":
                 for request in list(self.requests):
                     self._end(request, "abort")
@@ -255,7 +260,8 @@ class Double:
         elif path == "/version":
             _answer(asked, 200, {"version": "0.32.0+double"})
         elif path == "/is_paused" and engine.dev_mode:
-            _answer(asked, 200, {"is_paused": engine.paused})
+            # An engine that sleeps says that it is paused, too.
+            _answer(asked, 200, {"is_paused": engine.halted})
         elif path == "/is_sleeping" and engine.dev_mode:
             _answer(asked, 200, {"is_sleeping": engine.asleep})
         else:
@@ -275,26 +281,70 @@ class Double:
         elif url.path == "/resume":
             engine.halt("paused", False)
             _answer(asked, 200, {"status": "resumed"})
-        elif url.path in ("/sleep", "/wake_up"):
-            engine.halt("asleep", url.path == "/sleep", mode)
-            _answer(asked, 200, "")
+        elif url.path == "/sleep":
+            engine.halt("asleep", True, mode)
+            _answer(asked, 200, {"status": "sleeping", "level": 1})
+        elif url.path == "/wake_up":
+            engine.halt("asleep", False)
+            _answer(asked, 200, {"status": "awake", "tags": None})
         else:
             _answer(asked, 404, {"detail": "Not Found"})
 
     def _complete(self, asked: BaseHTTPRequestHandler, body: dict[str, Any]) -> None:
         engine = self.engine
-        if engine.stopping or engine.dead:
+        if engine.dead:
             engine.rejected += 1
+            _answer(asked, 500, DEAD)
+            return
+        if engine.stopping:
+            engine.rejected += 1
+            if body.get("stream"):
+                # vLLM has said 200 before it finds out, and tells it by nothing but the lack of a reason.
+                self._stream(asked, Request(0, reason=NONE))
+                return
             _answer(asked, 500, {"error": {"message": "cannot schedule new futures after shutdown", "code": 500}})
             return
         (request,) = engine.submit(max_tokens=int(body.get("max_tokens", 16)), asked=True)
+        if body.get("stream"):
+            self._stream(asked, request)
+            return
         with engine.changed:
             engine.changed.wait_for(lambda: request.reason)
         if request.reason == "error":
-            _reset(asked)
+            _answer(asked, 500, DEAD)
             return
         choice = {"index": 0, "text": "x" * request.generated, "finish_reason": request.reason}
         _answer(asked, 200, {"choices": [choice], "usage": {"completion_tokens": request.generated}})
+
+    def _stream(self, asked: BaseHTTPRequestHandler, request: Request) -> None:
+        """Tell tokens as they come. How a stream ended says its last reason alone: [DONE] comes after an error as well."""
+        engine, told = self.engine, 0
+        asked.send_response(200)
+        asked.send_header("Content-Type", "text/event-stream")
+        asked.send_header("Connection", "close")
+        asked.end_headers()
+        asked.close_connection = True
+        try:
+            while True:
+                with engine.changed:
+                    engine.changed.wait_for(lambda seen=told: request.reason or request.generated > seen)
+                    reason, fresh = request.reason, request.generated - told
+                    told = request.generated
+                if reason == "error":
+                    _event(asked, DEAD)
+                    break
+                if reason != NONE:
+                    _event(asked, {"choices": [{"index": 0, "text": "x" * fresh, "finish_reason": reason or None}]})
+                if reason:
+                    _event(asked, {"choices": [], "usage": {"completion_tokens": told}})
+                    break
+            asked.wfile.write(b"data: [DONE]\n\n")
+        except OSError:
+            with engine.changed:  # the client has gone
+                if request in engine.requests:
+                    engine._end(request, "abort")
+                engine._publish()
+                engine.changed.notify_all()
 
 
 def _answer(asked: BaseHTTPRequestHandler, status: int, body: object) -> None:
@@ -309,10 +359,9 @@ def _answer(asked: BaseHTTPRequestHandler, status: int, body: object) -> None:
         asked.close_connection = True
 
 
-def _reset(asked: BaseHTTPRequestHandler) -> None:
-    """End the connection without an answer, as a process that dies does."""
-    asked.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    asked.close_connection = True
+def _event(asked: BaseHTTPRequestHandler, event: object) -> None:
+    asked.wfile.write(f"data: {json.dumps(event)}\n\n".encode())
+    asked.wfile.flush()
 
 
 @contextmanager
