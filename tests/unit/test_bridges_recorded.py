@@ -103,3 +103,18 @@ def test_every_dialect_has_a_recording() -> None:
     assert recorded == set(FRAMEWORKS)
     ours = {dialect.name for name in ("prime-rl", "skyrl", "verl") for dialect in FRAMEWORKS[name].dialects}
     assert {recording(name).dialect for name in NAMES} == ours
+
+
+@pytest.mark.parametrize("variable", ["RANK", "DP_RANK"])
+def test_prime_rl_is_heard_on_the_first_rank_alone(
+    variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    found = recording("prime-rl-trainer-004274ec")
+    monkeypatch.setenv(variable, "1")
+    standing, seen = play(found, tmp_path / "second")
+    assert reported(standing.reporter) == {}
+    assert len(seen) == len(found.calls)
+    monkeypatch.setenv(variable, "0")
+    standing, _ = play(found, tmp_path / "first")
+    assert reported(standing.reporter) == pytest.approx(found.reported)

@@ -9,6 +9,7 @@ Both processes are needed: the trainer says the version and its times, the orche
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 
 from rljob_runtime.bridges.dialect import Dialect, Framework, Logged, Tap
@@ -60,7 +61,12 @@ ORCHESTRATOR = Dialect(
 
 
 def _monitored(arguments: Mapping[str, object]) -> Logged | None:
-    """``log`` takes the metrics of a step, those of a moment without a step, and whole episodes, which are not for us."""
+    """``log`` takes the metrics of a step, those of a moment without a step, and whole episodes, which are not for us.
+
+    Every process of the trainer calls it, and monitors are set up on the first rank alone: src/prime_rl/monitors/__init__.py, setup().
+    """
+    if int(os.environ.get("RANK", os.environ.get("DP_RANK", "0"))) != 0:
+        return None
     first = next(iter(arguments.values()), None)
     return Logged(first, arguments.get("step")) if isinstance(first, Mapping) else None
 
