@@ -1,6 +1,6 @@
 """A stand-in for the part of vLLM that the tiny GRPO job talks to: token-in, token-out generation, and the calls of a weight update.
 
-It answers at once unless it is held, with the end token alone, and stamps answers with the weight version that it was told. ``calls`` is what
+It answers at once unless it is held, with the tokens that it is told (the end token alone), and stamps answers with the weight version that it was told. ``calls`` is what
 it was asked, in order.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -31,6 +31,7 @@ class Double:
         self.answer_with: tuple[int, str] | None = None
         """Status and text of the next generations, in place of an answer."""
         self.finish_reason = "stop"
+        self.tokens: Callable[[], list[int]] = lambda: [EOS]
         self.hang_up = False
         """Whether a generation ends with a closed connection."""
         self.waiting = 0
@@ -82,14 +83,15 @@ class Double:
             return None
         if self.answer_with is not None:
             return self.answer_with
-        spans = [{"version": version, "start": 0, "end": 1}]
+        tokens = self.tokens()
+        spans = [{"version": version, "start": 0, "end": len(tokens)}]
         return 200, {
             "choices": [
                 {
                     "finish_reason": self.finish_reason,
-                    "token_ids": [EOS],
+                    "token_ids": tokens,
                     "weight_versions": spans,
-                    "logprobs": {"content": [{"logprob": -0.5}]},
+                    "logprobs": {"content": [{"logprob": -0.5} for _ in tokens]},
                 }
             ]
         }

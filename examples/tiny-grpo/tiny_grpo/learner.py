@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from transformers import Qwen2ForCausalLM
 
 from tiny_grpo.samples import Group, Sample, advantages
@@ -62,8 +62,17 @@ class Learner:
         )
         self.version = 0
 
-    def step(self, batch: list[Scored], rank: int = 0, world: int = 1) -> Learned:
-        """One step on this process's share of ``batch``, which all ``world`` processes were given whole; the version goes up by one."""
+    def step(
+        self,
+        batch: list[Scored],
+        rank: int = 0,
+        world: int = 1,
+        sum_up: Callable[[torch.Tensor], None] = lambda _: None,
+    ) -> Learned:
+        """One step on this process's share of ``batch``, which all ``world`` processes were given whole; the version goes up by one.
+
+        ``sum_up`` replaces a tensor by its sum over the processes. What it raises leaves weights and version as they were.
+        """
         share = batch[rank::world]
         tokens, written, weights, mask = tensors(share)
         logits = self.model(input_ids=tokens[:, :-1]).logits
@@ -78,14 +87,13 @@ class Learner:
         with torch.no_grad():
             away = mask & (clipped != ratio) & (gain == clipped * weights)
             sums = torch.stack([(ratio * mask).sum(), (ratio**2 * mask).sum(), away.sum(), loss.detach()])
-        if world > 1:
-            gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
-            # One message: at this size latency is all that it costs.
-            flat = torch.cat([sums, *(g.flatten() for g in gradients)])
-            dist.all_reduce(flat)
-            sums, rest = flat[: len(sums)], flat[len(sums) :]
-            for gradient, summed in zip(gradients, rest.split([g.numel() for g in gradients]), strict=True):
-                gradient.copy_(summed.view_as(gradient))
+        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        # One message: at this size latency is all that it costs.
+        flat = torch.cat([sums, *(g.flatten() for g in gradients)])
+        sum_up(flat)
+        sums, rest = flat[: len(sums)], flat[len(sums) :]
+        for gradient, summed in zip(gradients, rest.split([g.numel() for g in gradients]), strict=True):
+            gradient.copy_(summed.view_as(gradient))
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
         self.version += 1

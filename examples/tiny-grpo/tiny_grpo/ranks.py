@@ -1,9 +1,11 @@
 """The trainer's processes, one a pod, that share a step's work: data parallel over gloo, in a number that may change at a step boundary.
 
-Process 0 leads: it runs the rollout, decides who takes part and hands each step's batch to the others. A group of processes in
-torch.distributed has a fixed size, so a change means a new group: the leader opens one, tells who is in it by a small file in the shared
-directory, and gives its own state (weights, optimizer) to everybody in it. A process that dies breaks the group, and the step is done again
-by those who are left. What this costs is measured: see the README.
+Process 0 leads: it runs the rollout, decides who takes part and hands each step's batch to the others. A group of processes has a fixed size, so a
+change means a new group: the leader opens one, tells who is in it by a small file in the shared directory, and gives its own state
+(weights, optimizer) to everybody in it. A process that dies breaks the group, and the step is done again by those who are left.
+
+The group is made of gloo's own class and not by ``init_process_group``, which keeps one group for the whole process, with names that differ
+between a process that has had groups before and one that is new.
 
 The processes find each other over the shared directory that the weights need anyway, so no cluster DNS is needed. Where there is one,
 ``trainers.rendezvous`` of the layout serves torchrun the same way.
@@ -13,6 +15,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import socket
 import threading
 import time
@@ -21,12 +24,16 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 GROUP_TIMEOUT = timedelta(seconds=60)
-"""How long a process waits for another one in a call that takes both."""
+"""How long a process waits for another one in a step."""
 
-SILENT_S = 5.0
+MEETING_TIMEOUT = timedelta(seconds=20)
+"""How long it waits for the others to come to a new group."""
+
+SILENT_S = 10.0
 """A process that has not been heard of for so long is left out of the next group."""
 
 
@@ -45,6 +52,7 @@ class Ranks:
         self._heard: dict[int, tuple[str, float]] = {}
         self._address = address
         self._store: dist.TCPStore | None = None
+        self._group: dist.ProcessGroupGloo | None = None
         if address.startswith("127."):
             # gloo would take the interface of the machine's name.
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -60,11 +68,12 @@ class Ranks:
         now = time.monotonic()
         for ordinal in range(1, wanted):
             said = self._read(f"alive-{ordinal}.json").get("said", "")
-            before = self._heard.get(ordinal)
-            if before is None or before[0] != said:
-                # The first sight of an old file proves nothing: it counts once it changes.
-                self._heard[ordinal] = (said, now if before else now - SILENT_S)
-            if now - self._heard[ordinal][1] >= SILENT_S:
+            before, heard = self._heard.get(ordinal, ("", now - SILENT_S))
+            if before and said != before:
+                heard = now
+            # The first sight of a file proves nothing, since it may be an old one: it counts once it changes.
+            self._heard[ordinal] = (said, heard)
+            if now - heard >= SILENT_S:
                 return ordinal
         return wanted
 
@@ -75,7 +84,7 @@ class Ranks:
         if self._store is None:
             port = self._listener.getsockname()[1]
             self._store = dist.TCPStore(
-                self._address, port, is_master=True, wait_for_workers=False, timeout=GROUP_TIMEOUT,
+                self._address, port, is_master=True, wait_for_workers=False, timeout=MEETING_TIMEOUT,
                 master_listen_fd=self._listener.detach(), use_libuv=True,
             )  # fmt: skip
         place = {"host": self._address, "port": self._store.port}
@@ -86,7 +95,9 @@ class Ranks:
     def tell(self, message: Any) -> None:
         """Give ``message`` to all other processes of the group; raises GroupBrokenError."""
         if self.world > 1:
-            self.guarded(lambda: dist.broadcast_object_list([message], src=0))
+            content = torch.frombuffer(bytearray(pickle.dumps(message)), dtype=torch.uint8)
+            self._broadcast(torch.tensor([len(content)]))
+            self._broadcast(content)
 
     # The others.
 
@@ -101,23 +112,37 @@ class Ranks:
         group = self._read("group.json")
         self.epoch = group["epoch"]
         try:
-            store = dist.TCPStore(group["host"], group["port"], is_master=False, timeout=GROUP_TIMEOUT)
+            store = dist.TCPStore(group["host"], group["port"], is_master=False, timeout=MEETING_TIMEOUT)
         except (RuntimeError, dist.DistError) as error:
             raise GroupBrokenError(str(error)) from error
         self._enter(group["world"], store)
 
     def hear(self) -> Any:
         """What the leader says next; raises GroupBrokenError."""
-        box: list[Any] = [None]
-        self.guarded(lambda: dist.broadcast_object_list(box, src=0))
-        return box[0]
+        length = torch.zeros(1, dtype=torch.int64)
+        # A leader that waits for samples says nothing, for as long as it takes.
+        self._broadcast(length, timedelta(days=1))
+        content = torch.empty(int(length), dtype=torch.uint8)
+        self._broadcast(content)
+        return pickle.loads(content.numpy().tobytes())
 
     # Both.
 
-    def guarded(self, work: Callable[[], Any]) -> Any:
-        """Do what needs the group; GroupBrokenError, and out of the group, if a process of it is gone."""
+    def sum(self, tensor: torch.Tensor) -> None:
+        """Replace ``tensor`` by its sum over the group; raises GroupBrokenError."""
+        if self._group is not None:
+            self._done(self._group.allreduce, tensor)
+
+    def _broadcast(self, tensor: torch.Tensor, timeout: timedelta = GROUP_TIMEOUT) -> None:
+        if self._group is None:
+            raise GroupBrokenError("there is no group")
+        options = dist.BroadcastOptions()
+        options.rootRank, options.timeout = 0, timeout
+        self._done(lambda tensors: self._group.broadcast(tensors, options), tensor)
+
+    def _done(self, call: Callable[[list[torch.Tensor]], dist.Work], tensor: torch.Tensor) -> None:
         try:
-            return work()
+            call([tensor]).wait()
         except (RuntimeError, dist.DistError) as error:
             self._leave()
             raise GroupBrokenError(str(error).splitlines()[0]) from error
@@ -125,22 +150,17 @@ class Ranks:
     def _enter(self, world: int, store: dist.TCPStore) -> None:
         if world == 1:
             return
+        here = dist.PrefixStore(f"group-{self.epoch}", store)
         try:
-            dist.init_process_group(
-                "gloo",
-                store=dist.PrefixStore(f"group-{self.epoch}", store),
-                rank=self.ordinal,
-                world_size=world,
-                timeout=GROUP_TIMEOUT,
-            )
+            self._group = dist.ProcessGroupGloo(here, self.ordinal, world, MEETING_TIMEOUT)
         except (RuntimeError, dist.DistError) as error:
             raise GroupBrokenError(str(error).splitlines()[0]) from error
         self.world = world
 
     def _leave(self) -> None:
-        self.world = 1
-        if dist.is_initialized():
-            dist.destroy_process_group()
+        """Without the group; who was in it has to be heard of again before the next one."""
+        self.world, self._group = 1, None
+        self._heard.clear()
 
     def _say_alive(self) -> None:
         count = 0

@@ -242,7 +242,7 @@ def share_of_step(options: argparse.Namespace, learner: Learner, ranks: Ranks, b
     """
     started = time.monotonic()
     world = ranks.world
-    learned: Learned = ranks.guarded(lambda: learner.step(batch, ranks.ordinal, world))
+    learned = learner.step(batch, ranks.ordinal, world, ranks.sum)
     tokens = sum(len(s.prompt) + len(s.sample.tokens) for s in batch) / world
     device_s = options.device_seconds_per_step + options.device_seconds_per_token * tokens
     time.sleep(max(0.0, device_s - (time.monotonic() - started)))
