@@ -138,6 +138,10 @@ class RealNode:
         """Make an image of an archive known to the node, under the name that the archive gives it."""
         self._ctr("images", "import", str(archive))
 
+    def kill(self, container: str) -> None:
+        """Kill the first process of a container, by containerd's name of it, by SIGKILL; RuntimeError if there is none."""
+        self._ctr("tasks", "kill", "--signal", "SIGKILL", container)
+
     def logs(self) -> str:
         """The ends of the logs of the node's parts, for whoever has to find out why it does not work."""
         return "\n".join(self._supervisor.log_tail(name) for name in ("containerd", "kube-proxy", "kubelet"))

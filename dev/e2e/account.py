@@ -1,0 +1,67 @@
+"""Where every sample went, told twice: by the trainer that asked for it, and by the servers' own logs.
+
+The trainer counts what it submitted, got, was refused, and lost in the middle. That nobody else can check, so the servers' logs are read as
+well: vLLM notes each request that it takes, and each answer that it has given. A sample that a server took and never answered was
+cut, whoever says what.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+_TAKEN = re.compile(r"Received request")
+_ANSWERED = re.compile(r'"POST /inference/v1/generate HTTP/1\.1" (\d+)')
+
+
+@dataclass(frozen=True)
+class Account:
+    """The trainer's counters."""
+
+    submitted: int = 0
+    finished: int = 0
+    cut: int = 0
+    """Begun by a server and not finished; each was asked for again."""
+    refused: int = 0
+    """Not taken by a server; each was asked for again."""
+    retried: int = 0
+    lost: int = 0
+    """Given up without an answer."""
+    in_flight: int = 0
+    version: int = 0
+    """Policy version."""
+
+    @classmethod
+    def read(cls, path: Path) -> Account:
+        """The account that the trainer wrote last; all zero before there is one."""
+        try:
+            told = json.loads(path.read_text(encoding="utf-8"))
+        except (FileNotFoundError, ValueError):
+            return cls()
+        return cls(**{field.name: int(told.get(field.name, 0)) for field in fields(cls)})
+
+    @property
+    def unaccounted(self) -> int:
+        """Samples that are neither answered, nor lost, nor waited for: 0 in an account that is right."""
+        return self.submitted - self.finished - self.lost - self.in_flight
+
+
+@dataclass(frozen=True)
+class ServerLog:
+    """What a server noted of its requests."""
+
+    taken: int
+    answered: int
+    """Whatever the answer: one that says that the server ends was never begun."""
+
+    @classmethod
+    def of(cls, text: str) -> ServerLog:
+        """Count in the log of a server, over all starts of its container."""
+        return cls(len(_TAKEN.findall(text)), len(_ANSWERED.findall(text)))
+
+    @property
+    def unanswered(self) -> int:
+        """Requests that it took and has not answered."""
+        return self.taken - self.answered
