@@ -5,7 +5,6 @@ A pod is a process here with a layout folder and a port of metrics; what the ope
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import json
 import os
@@ -132,10 +131,14 @@ class Pods:
         process.wait(LONG_S)
 
     def close(self) -> None:
+        # By SIGTERM: torchrun ends its workers then, which are in sessions of their own and would outlive it otherwise.
         for process in self.running.values():
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            process.terminate()
+        for process in self.running.values():
+            try:
+                process.wait(LONG_S)
+            finally:
+                process.kill()
 
 
 @pytest.fixture
@@ -218,7 +221,7 @@ def test_pods_come_and_go_and_the_run_ends_as_if_they_had_not(pods: Callable[[st
 def test_processes_of_a_pod_speak_on_one_page(pods: Callable[[str], Pods]) -> None:
     job = pods("two")
     job.publish(layout_text(1, job.port, 1))
-    job.start("t-0", "restart", processes=2, steps=100_000)
+    job.start("t-0", "restart", processes=2, steps=5000)
     job.wait(lambda: job.acknowledged() == 1 and job.version() >= 2)
     job.publish(layout_text(2, job.port, 1))
     job.wait(lambda: job.acknowledged() == 2)
