@@ -126,24 +126,6 @@ def in_flight_groups(key: str, source: str, *, always: bool = True) -> Rule:
     return Rule(IN_FLIGHT, (key,), feed, source, always=always)
 
 
-def trained_tokens(key: str, source: str) -> Rule:
-    """A step trained on ``key`` response tokens."""
-
-    def feed(sink: Sink, values: Values) -> None:
-        sink.reporter.trained(tokens=values[key])
-
-    return Rule(TOKENS, (key,), feed, source)
-
-
-def stated_samples(mark: str, source: str) -> Rule:
-    """When ``mark`` is logged, a step was trained on as many samples as the user said; on an unknown number if the user did not."""
-
-    def feed(sink: Sink, _: Values) -> None:
-        sink.reporter.trained(samples=sink.samples_per_step)
-
-    return Rule(SAMPLES, (mark,), feed, source)
-
-
 def trained_by_means(total: str, prompt_mean: str, response_mean: str, source: str) -> tuple[Rule, ...]:
     """Samples and response tokens of a step, from all its tokens and the mean lengths of its prompts and responses.
 

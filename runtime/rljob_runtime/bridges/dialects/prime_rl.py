@@ -14,20 +14,21 @@ from collections.abc import Mapping
 
 from rljob_runtime.bridges.dialect import Dialect, Framework, Logged, Tap
 from rljob_runtime.bridges.rules import (
+    counted,
     dropped_samples,
     in_flight,
     staleness_max,
     staleness_mean,
-    stated_samples,
     synced,
     train_seconds,
-    trained_tokens,
     version,
     waited,
 )
 
 _TRAIN = "src/prime_rl/trainer/rl/train.py, train()"
 _SHIPPER = "src/prime_rl/orchestrator/shipper.py, Shipper.step_metrics()"
+_EACH = "train/agg/effective/num_output_tokens/mean"
+"""Response tokens of an episode, over those that are shipped."""
 
 TRAINER = Dialect(
     name="prime-rl trainer",
@@ -52,9 +53,14 @@ ORCHESTRATOR = Dialect(
         staleness_mean("off_policy/mean", f"{_SHIPPER}; src/prime_rl/orchestrator/utils.py, episode_staleness()"),
         staleness_max("off_policy/max", f"{_SHIPPER}; src/prime_rl/orchestrator/utils.py, episode_staleness()"),
         dropped_samples("off_policy/dropped", _SHIPPER, always=True),
-        # Of the batch that is shipped; the number of its samples is not logged, only that of all that arrived.
-        trained_tokens("progress/output_tokens", _SHIPPER),
-        stated_samples("progress/output_tokens", _SHIPPER),
+        # Of the batch that is shipped. The number of its episodes is not logged (progress/rollouts is of all that arrived), but it is
+        # the quotient of its tokens and their mean, which are of the same traces.
+        *counted(
+            ("progress/output_tokens", _EACH),
+            lambda values: values[_EACH],
+            lambda _, values: round(values["progress/output_tokens"] / values[_EACH]) if values[_EACH] > 0 else 0,
+            f"{_SHIPPER}; src/prime_rl/orchestrator/metrics.py, EpisodeMetrics._episode_stat()",
+        ),
         in_flight("dispatcher/inflight/train", "src/prime_rl/orchestrator/dispatcher.py, Dispatcher.gauges()"),
     ),
 )
