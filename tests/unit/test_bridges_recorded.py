@@ -34,8 +34,14 @@ def test_a_table_reads_no_key_that_was_not_recorded(name: str) -> None:
     assert found.version == dialect_of(found).version
 
 
-NOT_IN_EVERY_ALGORITHM = {"timing_s/ref", "timing_s/values", "timing_s/update_critic"}
-"""verl logs these where there is a reference policy or a critic: verl/experimental/separation/ray_trainer.py:563, 571, 636."""
+NOT_IN_EVERY_ALGORITHM = {
+    "timing_s/ref",
+    "timing_s/values",
+    "timing_s/update_critic",
+    "generate_kept/avg_num_tokens",
+}
+"""verl logs the first where there is a reference policy or a critic: verl/experimental/separation/ray_trainer.py:563, 571, 636; SkyRL
+the last in steps that turn groups away: skyrl/train/fully_async_trainer.py:1072."""
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -118,3 +124,18 @@ def test_prime_rl_is_heard_on_the_first_rank_alone(
     monkeypatch.setenv(variable, "0")
     standing, _ = play(found, tmp_path / "first")
     assert reported(standing.reporter) == pytest.approx(found.reported)
+
+
+def test_skyrl_trains_on_the_groups_that_it_keeps(tmp_path: Path) -> None:
+    found = recording("skyrl-fully-async-0.4.0")
+    turned_away = json.loads(json.dumps(found.calls))
+    steps = 0
+    for call in turned_away:
+        if "generate/avg_num_tokens" in call["data"]:
+            call["data"]["generate_kept/avg_num_tokens"] = 7.0
+            steps += call["data"]["generate/batch_num_seq"]
+    standing, _ = play(Recording(**{**vars(found), "calls": turned_away}), tmp_path)
+    shown = samples(standing.reporter)
+    assert shown["rljob_trained_samples_total"] == steps
+    assert shown["rljob_trained_tokens_total"] == 7 * steps
+    assert shown["rljob_response_tokens_sum"] == 7 * steps

@@ -21,6 +21,8 @@ from rljob_runtime.bridges.rules import (
 from rljob_runtime.bridges.taps import mapping
 
 _TRAINER = "skyrl/train/fully_async_trainer.py"
+_KEPT = "generate_kept/avg_num_tokens"
+"""Logged where groups of equal rewards are dropped (``sample_full_batch``): the mean without ``_kept`` is over those as well."""
 
 FULLY_ASYNC = Dialect(
     name="SkyRL fully async",
@@ -38,9 +40,10 @@ FULLY_ASYNC = Dialect(
         # Sequences of the batch, before it is padded; of as many responses, unless trajectories are trained turn by turn.
         *counted(
             ("generate/batch_num_seq", "generate/avg_num_tokens"),
-            lambda values: values["generate/avg_num_tokens"],
+            lambda values: values.get(_KEPT, values["generate/avg_num_tokens"]),
             lambda _, values: values["generate/batch_num_seq"],
-            "skyrl/train/trainer.py:977, skyrl/train/generators/utils.py:502",
+            f"skyrl/train/trainer.py:977, skyrl/train/generators/utils.py:502, {_TRAINER}:1072",
+            optional=(_KEPT,),
         ),
     ),
 )
