@@ -1,0 +1,314 @@
+"""A real vLLM is calibrated, and what the calibration says comes true: at other loads, in the plan, and in the operator's own readings.
+
+What a machine does besides changes how fast it is from one second to the next. So the loads that a calibration is made from and those that check it
+take turns, several times, each pass is judged by itself, and the median of the passes counts: what slows one slows the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import random
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import aiohttp
+import pytest
+import yaml
+from typer.testing import CliRunner, Result
+
+from dev.controlplane.prometheus import Prometheus as Server
+from rljob_operator.cli import app
+from rljob_operator.engine_counters import spread_length
+from rljob_operator.exposition import cache_tokens, parse_exposition
+from rljob_operator.measured import calibrated
+from rljob_operator.profile import Load, profile
+from rljob_operator.telemetry import Prometheus, Telemetry, observe
+from rljob_planner.api.spec import RLJobSpec
+from rljob_planner.calibrate import Calibration, MeasuredOn, read_calibration
+from rljob_planner.fit import MeasuredStep, median_row
+from rljob_planner.fit_seconds import SecondsFit, fit_seconds
+from rljob_planner.hardware import gpu
+from rljob_planner.measured_costs import TrainSeconds
+from rljob_planner.models import resolve
+from rljob_planner.placement import Room
+from rljob_planner.search import plan
+from rljob_planner.serving import served
+from rljob_planner.split import SamplerSplit, Split, TrainerSplit
+from rljob_planner.steptime import Engine
+from rljob_runtime import Reporter
+
+CALIBRATED = {1: 3, 4: 8, 16: 24}
+"""Requests at a time that the calibration is made from, and how many there are each time."""
+CHECKED = {2: 2.0, 8: 5.0, 12: 2.0}
+"""Requests at a time that check it, and for how many seconds each time."""
+WATCHED = 8
+"""The load that the operator's readings are of."""
+PROMPT, RESPONSE = 32, 256
+PASSES = 5
+TOLERANCE = 0.10
+SCRAPE_S = 1.0
+POD, UID = "tiny-sampler-0", "7f1d5c1e-0000-4000-8000-0000000000ca"
+
+
+@dataclass
+class Pass:
+    """What one pass over all loads has shown."""
+
+    rows: list[MeasuredStep] = field(default_factory=list)
+    tokens_per_s: dict[int, float] = field(default_factory=dict)
+    """Throughput by requests at a time, by this client's own clock."""
+    reading: Telemetry | None = None
+    """What the operator reads of the watched load."""
+
+    def errors(self, model: Path) -> dict[int, float]:
+        """What a calibration by this pass says of each throughput, relative to what it was."""
+        return {c: _predicted(fit_seconds(self.rows), c, model) / rate - 1.0 for c, rate in self.tokens_per_s.items()}
+
+
+def _predicted(fit: SecondsFit, concurrency: int, model: Path) -> float:
+    """Tokens a second of so many requests at a time."""
+    engine = Engine(resolve(str(model)), gpu("L4"), 1, "bf16", "bf16", measured=fit.seconds)
+    (point,) = served(engine, PROMPT, RESPONSE, [concurrency])
+    return concurrency * RESPONSE / (point.ttft_s + (RESPONSE - 1) * point.tpot_s)
+
+
+@pytest.fixture(scope="module")
+def passes(live: str) -> list[Pass]:
+    with (
+        _trainer() as (reporter, port),
+        _scraping({POD: live.removeprefix("http://"), "trainer": f"127.0.0.1:{port}"}) as prometheus,
+    ):
+        return asyncio.run(_passes(live, prometheus.url, reporter))
+
+
+@pytest.fixture(scope="module")
+def fit(passes: list[Pass]) -> SecondsFit:
+    """The calibration by all passes."""
+    rounds = zip(*(p.rows for p in passes), strict=True)
+    return fit_seconds([median_row(rows) for rows in rounds])
+
+
+@contextmanager
+def _trainer() -> Iterator[tuple[Reporter, int]]:
+    """What a job's trainer reports, served as it serves it."""
+    reporter = Reporter()
+    server, _ = reporter.serve(0, "127.0.0.1")
+    try:
+        yield reporter, server.server_port
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+@contextmanager
+def _scraping(pods: dict[str, str]) -> Iterator[Server]:
+    """A Prometheus that scrapes these addresses as the pods of one job."""
+    config = [{"targets": [address], "labels": {"pod": pod, "rljob_dev_uid": UID}} for pod, address in pods.items()]
+    server = Server.start(
+        config=yaml.safe_dump([{"job_name": "pods", "static_configs": config}]), scrape_interval_s=SCRAPE_S
+    )
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+async def _passes(url: str, prometheus: str, reporter: Reporter) -> list[Pass]:
+    found = []
+    loads = sorted((*CALIBRATED, *CHECKED))
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+        for number in range(PASSES):
+            this = Pass()
+            for concurrency in loads if number % 2 == 0 else loads[::-1]:
+                if concurrency in CALIBRATED:
+                    this.rows += await _measured(url, concurrency)
+                    continue
+                began = time.time()
+                rate, ended = await _throughput(session, url, concurrency, CHECKED[concurrency], reporter)
+                this.tokens_per_s[concurrency] = rate
+                if concurrency == WATCHED:
+                    this.reading = await _reading(Prometheus(session, prometheus), began, ended)
+            this.rows.sort(key=lambda row: row.running)
+            found.append(this)
+    return found
+
+
+async def _measured(url: str, concurrency: int) -> tuple[MeasuredStep, ...]:
+    requests = CALIBRATED[concurrency]
+    load = Load((concurrency,), requests, prompt_tokens=(PROMPT,), response_tokens=RESPONSE, rounds=1)
+    found = await profile(url, load)
+    assert found.skipped == ()
+    return found.rows
+
+
+async def _throughput(
+    session: aiohttp.ClientSession, url: str, concurrency: int, seconds: float, reporter: Reporter
+) -> tuple[float, float]:
+    """Tokens a second of a closed loop, from when its first answer is there, and when that time was over."""
+    answers: list[tuple[float, float, int]] = []
+    over = asyncio.get_running_loop().time() + seconds
+    number = 0
+
+    async def worker() -> None:
+        nonlocal number
+        while (sent := asyncio.get_running_loop().time()) < over:
+            number += 1
+            body = {
+                "model": "tiny",
+                "prompt": [random.randint(10, 250) for _ in range(PROMPT)],
+                "max_tokens": spread_length(RESPONSE, number),
+                "ignore_eos": True,
+            }
+            async with session.post(f"{url}/v1/completions", json=body) as answer:
+                assert answer.status == 200, await answer.text()
+                tokens = (await answer.json())["usage"]["completion_tokens"]
+            answers.append((sent, asyncio.get_running_loop().time(), tokens))
+            reporter.response(tokens)
+
+    workers = [asyncio.create_task(worker()) for _ in range(concurrency)]
+    await asyncio.sleep(seconds)
+    ended = time.time()
+    await asyncio.gather(*workers)
+    # Requests that go on beyond either end count by the part of their time in between.
+    first = min(end for _, end, _ in answers)
+    inside = (n * max(0.0, min(end, over) - max(sent, first)) / (end - sent) for sent, end, n in answers)
+    return sum(inside) / (over - first), ended
+
+
+async def _reading(prometheus: Prometheus, began: float, ended: float) -> Telemetry:
+    return await observe(
+        prometheus,
+        UID,
+        sampler_pods=[POD],
+        trainer_pods=[],
+        since=began,
+        now=ended,
+        window_s=ended - began,
+        scrape_s=SCRAPE_S,
+    )
+
+
+def _calibration(fit: SecondsFit) -> Calibration:
+    on = MeasuredOn("qwen2", None, 1, "bf16", "bf16")
+    return Calibration(decode_seconds=fit.seconds, measured_on=on, sampler_efficiency=1.0)
+
+
+def test_it_predicts_the_throughput_of_other_loads(passes: list[Pass], tiny_model: Path) -> None:
+    errors = [p.errors(tiny_model) for p in passes]
+    assert {c: e for c in CHECKED if abs(e := median(each[c] for each in errors)) > TOLERANCE} == {}, errors
+    # A check that everything passes checks nothing: what this server does at these loads is far apart.
+    assert median(p.tokens_per_s[12] / p.tokens_per_s[2] for p in passes) > 2.0
+
+
+def test_what_the_operator_reads_of_a_running_server_is_the_same(
+    passes: list[Pass], fit: SecondsFit, tiny_model: Path
+) -> None:
+    known = _calibration(fit)
+    for this in passes:
+        assert this.reading is not None
+        known = calibrated(known, this.reading, _spec(tiny_model), _split(), [Room("here", 2)])
+    assert known.observations > PASSES / 2, [p.reading for p in passes]
+    stated = math.hypot(known.sampler_error, fit.residual or 0.0)
+    assert abs(math.log(known.sampler_factor)) <= 2.0 * stated, (known, fit.residual)
+    assert not known.pegged
+
+
+def test_the_plan_expects_what_the_server_does(passes: list[Pass], fit: SecondsFit, tiny_model: Path) -> None:
+    """A job that samplers bind, with one of them: a step is a batch of tokens at the server's throughput."""
+    spec = _spec(tiny_model)
+    found = plan(spec, [Room("here", 2)], calibration=_with_a_fast_trainer(_calibration(fit)), detail=False)
+    assert found.bottleneck == "samplers"
+    planned = spec.workload.samples_per_step * RESPONSE / found.period.mean
+    assert planned == pytest.approx(_predicted(fit, WATCHED, tiny_model), rel=TOLERANCE)
+
+
+def test_the_command_measures_fits_and_writes_what_a_plan_takes(live: str, tiny_model: Path, tmp_path: Path) -> None:
+    file = tmp_path / "calibration.yaml"
+    began = time.monotonic()
+    result = _rljob(
+        *("calibrate", "--url", live, "--model", str(tiny_model), "--max-seconds", "60", "--requests", "8"),
+        *("--response-tokens", "64", "--efficiency", "100%", "-o", str(file)),
+    )
+    assert result.exit_code == 0, result.output
+    assert time.monotonic() - began < 60.0 + 30.0
+    assert "6 of 6: 1 requests at a time" in result.stderr
+    assert "Error of a row by a fit to the others" in result.stdout
+    told = read_calibration(file)
+    assert told.decode_seconds is not None
+    assert told.decode_seconds.step_s > 0
+    assert told.kv_tokens == asyncio.run(_kv_tokens(live))
+    written = yaml.safe_load(file.read_text())
+    assert {row["kind"] for row in written["fit"]["rows"]} == {"served", "prefill"}
+    # The file beside the job, and the same inside of it, give the same plan.
+    written["trainers"]["measured"] = {"tokenSeconds": 1e-6}
+    file.write_text(yaml.safe_dump(written))
+    beside = _plan(tmp_path / "job.yaml", _spec(tiny_model), "--calibration", str(file))
+    inside = _plan(tmp_path / "inline.yaml", _spec(tiny_model, calibration={"inline": written}))
+    assert beside == inside
+    assert beside["bottleneck"] == "samplers"
+
+
+async def _kv_tokens(url: str) -> int | None:
+    async with aiohttp.ClientSession() as session, session.get(f"{url}/metrics") as answer:
+        return cache_tokens(parse_exposition(await answer.text(), url))
+
+
+def _rljob(*arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments))
+
+
+def _plan(file: Path, spec: RLJobSpec, *options: str) -> dict[str, Any]:
+    job = {
+        "apiVersion": "rljob.dev/v1alpha1",
+        "kind": "RLJob",
+        "metadata": {"name": "tiny"},
+        "spec": spec.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_defaults=True),
+    }
+    file.write_text(yaml.safe_dump(job))
+    result = _rljob("plan", str(file), *options, "-o", "json")
+    assert result.exit_code == 0, result.output
+    found: dict[str, Any] = json.loads(result.stdout)
+    return found
+
+
+def _spec(model: Path, **changes: Any) -> RLJobSpec:
+    template = {"spec": {"containers": [{"name": "main", "image": "tiny"}]}}
+    side = {"gpusPerReplica": 1, "maxReplicas": 1, "template": template}
+    return RLJobSpec.model_validate(
+        {
+            "gpus": 2,
+            "accelerator": "L4",
+            "model": {"config": json.loads((model / "config.json").read_text())},
+            "workload": {
+                "promptsPerStep": 8,
+                "samplesPerPrompt": 8,
+                "steps": 100,
+                "promptTokens": {"mean": PROMPT},
+                "responseTokens": {"mean": RESPONSE, "cv": 0.3, "max": 2 * RESPONSE},
+            },
+            "staleness": {"max": 4, "bound": "admission"},
+            "sampler": {**side, "maxRunning": WATCHED},
+            "trainer": side,
+            **changes,
+        }
+    )
+
+
+def _split() -> Split:
+    return Split(
+        mode="async",
+        samplers=SamplerSplit(replicas=1, gpus_per_replica=1, tensor_parallel=1, max_running=16),
+        trainers=TrainerSplit(replicas=1, gpus_per_replica=1, dp=1, tp=1, pp=1, ep=1),
+        in_flight=WATCHED,
+    )
+
+
+def _with_a_fast_trainer(calibration: Calibration) -> Calibration:
+    return replace(calibration, train_seconds=TrainSeconds(0.0, 1e-6))
