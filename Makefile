@@ -11,7 +11,7 @@ FAST_TESTS := tests/unit tests/planner tests/operator
 IN_TREE := --basetemp=.pytest_tmp
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast test-pythons lint format generate dashboards screenshots site bench audit sbom clean krew image test-kind test-realnode
+.PHONY: help setup demo e2e test test-fast test-pythons lint format generate dashboards screenshots site bench audit sbom clean krew image test-kind test-realnode
 
 help: ## Say what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | while IFS='|' read -r name text; do printf '  make %-13s %s\n' "$$name" "$$text"; done
@@ -31,6 +31,10 @@ $(STAMP): pyproject.toml runtime/pyproject.toml
 
 demo: setup ## Run the main job: plan, deploy and rebalance a 64-GPU job on a local control plane
 	@$(BIN)/python -m dev.demo
+
+# Installs vLLM's build for the CPU into the user's cache on first use. NODE=real|processes: where pods run; by default in containers where this machine can be a node.
+e2e: setup ## Run real vLLM samplers and a real training loop under the operator: grow, move, drain, kill; writes .demo/e2e.json
+	@$(BIN)/python -m dev.e2e $(if $(NODE),--node $(NODE))
 
 test: setup ## Run all tests, those against the local control plane included
 	@$(BIN)/python -m pytest $(IN_TREE)
