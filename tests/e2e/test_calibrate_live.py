@@ -153,12 +153,13 @@ async def _throughput(
 ) -> tuple[float, float]:
     """Tokens a second of a closed loop, from when its first answer is there, and when that time was over."""
     answers: list[tuple[float, float, int]] = []
-    over = asyncio.get_running_loop().time() + seconds
+    clock = asyncio.get_running_loop().time
+    answered, over = asyncio.Condition(), asyncio.Event()
     number = 0
 
     async def worker() -> None:
         nonlocal number
-        while (sent := asyncio.get_running_loop().time()) < over:
+        while not over.is_set():
             number += 1
             body = {
                 "model": "tiny",
@@ -166,20 +167,27 @@ async def _throughput(
                 "max_tokens": spread_length(RESPONSE, number),
                 "ignore_eos": True,
             }
+            sent = clock()
             async with session.post(f"{url}/v1/completions", json=body) as answer:
                 assert answer.status == 200, await answer.text()
                 tokens = (await answer.json())["usage"]["completion_tokens"]
-            answers.append((sent, asyncio.get_running_loop().time(), tokens))
             reporter.response(tokens)
+            async with answered:
+                answers.append((sent, clock(), tokens))
+                answered.notify_all()
 
-    workers = [asyncio.create_task(worker()) for _ in range(concurrency)]
-    await asyncio.sleep(seconds)
-    ended = time.time()
-    await asyncio.gather(*workers)
+    async with asyncio.TaskGroup() as workers:
+        for _ in range(concurrency):
+            workers.create_task(worker())
+        await asyncio.sleep(seconds)
+        async with answered:
+            await answered.wait_for(lambda: len(answers) >= 2 * concurrency)
+        last, ended = clock(), time.time()
+        over.set()
     # Requests that go on beyond either end count by the part of their time in between.
     first = min(end for _, end, _ in answers)
-    inside = (n * max(0.0, min(end, over) - max(sent, first)) / (end - sent) for sent, end, n in answers)
-    return sum(inside) / (over - first), ended
+    inside = (n * max(0.0, min(end, last) - max(sent, first)) / (end - sent) for sent, end, n in answers)
+    return sum(inside) / (last - first), ended
 
 
 async def _reading(prometheus: Prometheus, began: float, ended: float) -> Telemetry:
