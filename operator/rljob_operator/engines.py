@@ -91,6 +91,8 @@ class Engine:
     """All arguments that say how many GPUs it takes: whoever writes one of them has decided about its width."""
     needed: tuple[Flag, ...]
     """Further arguments without which a server can't be reached or measured."""
+    drainable: Flag | None
+    """What lets a preStop hook count requests while the server is paused, where its gauges stand still; None if they don't."""
     environment: Mapping[str, str]
     """Variables that its containers get unless they set them."""
     metrics: EngineMetrics
@@ -116,6 +118,7 @@ VLLM = Engine(
     tensor_parallel=Flag(("--tensor-parallel-size", "-tp"), "$(RLJOB_TENSOR_PARALLEL)"),
     widths=("--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp", "--data-parallel-size", "-dp"),
     needed=(),
+    drainable=Flag(("--enable-server-load-tracking",)),
     environment={},
     metrics=EngineMetrics(
         running="vllm:num_requests_running",
@@ -156,6 +159,7 @@ SGLANG = Engine(
     ),
     # It listens on 127.0.0.1 by itself, where nobody outside of the pod reaches it.
     needed=(Flag(("--host",), "0.0.0.0"), Flag(("--enable-metrics",))),
+    drainable=None,
     # By default /health generates a token, which a server that is paused for new weights can't: its pod would turn unready in each update.
     environment={"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "false"},
     metrics=EngineMetrics(

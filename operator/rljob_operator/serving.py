@@ -130,8 +130,10 @@ def hook_s(container: Mapping[str, Any]) -> float | None:
 
 
 def drains(container: Mapping[str, Any]) -> bool:
-    """Whether the container's preStop hook waits for running samples, by ``rljob_runtime drain``."""
+    """Whether the container's preStop hook waits for running samples, by ``rljob_runtime drain`` or by asking a sidecar for ``/drain``."""
     hook = (container.get("lifecycle") or {}).get("preStop") or {}
+    if (hook.get("httpGet") or {}).get("path") == "/drain":
+        return True
     text = " ".join(str(word) for word in (hook.get("exec") or {}).get("command") or ())
     return re.search(r"\brljob[_-]runtime\s+drain\b", text) is not None
 
@@ -231,6 +233,8 @@ def _arguments(
     if server.form is not Form.ARGUMENTS or server.configured:
         return []
     wished: list[Flag] = [engine.max_running, *engine.needed]
+    if engine.drainable is not None and drains(container):
+        wished.append(engine.drainable)
     if tensor_parallel > 1 and server.flag(*engine.widths) is None:
         wished.append(engine.tensor_parallel)
     if shutdown and engine.shutdown_timeout and knows_shutdown_timeout(str(container.get("image") or ""), engine):

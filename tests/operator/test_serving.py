@@ -157,6 +157,28 @@ def test_a_hook_of_ones_own_is_kept_and_its_time_counted(words: list[str], secon
     assert "--shutdown-timeout=300" in first(template)["args"]
 
 
+@pytest.mark.parametrize(
+    ("hook", "tracked"),
+    [
+        ({"exec": {"command": ["python", "-m", "rljob_runtime", "drain", "--deadline", "90s"]}}, True),
+        ({"exec": {"command": ["rljob-runtime", "drain"]}}, True),
+        ({"httpGet": {"port": 9101, "path": "/drain"}}, True),
+        ({"httpGet": {"port": 9101, "path": "/other"}}, False),
+        ({"sleep": {"seconds": 5}}, False),
+    ],
+)
+def test_a_hook_that_drains_can_count_requests_while_the_engine_is_paused(hook: Json, tracked: bool) -> None:
+    """The gauges of a paused engine stand still."""
+    container = first(made({**OFFICIAL, "lifecycle": {"preStop": hook}}))
+    assert ("--enable-server-load-tracking" in container["args"]) is tracked
+    assert (
+        first(made({**OFFICIAL, "args": ["--enable_server_load_tracking"], "lifecycle": {"preStop": hook}}))[
+            "args"
+        ].count("--enable-server-load-tracking")
+        == 0
+    )
+
+
 # --- what is written otherwise --------------------------------------------------------------------------------------------
 
 
