@@ -12,6 +12,7 @@ import argparse
 import os
 import random
 import shutil
+import socket
 from pathlib import Path
 
 import torch
@@ -28,7 +29,11 @@ CONTEXT_TOKENS = 256
 
 
 def new_model(seed: int = 0) -> Qwen2ForCausalLM:
-    """A model with random weights. Its heads are 32 wide, the least that vLLM's attention on the CPU takes."""
+    """A model with random weights. Its heads are 32 wide, the least that vLLM's attention on the CPU takes.
+
+    One thread from here on: matrices of 64 × 64 aren't worth two.
+    """
+    torch.set_num_threads(1)
     torch.manual_seed(seed)
     config = Qwen2Config(
         vocab_size=len(VOCABULARY),
@@ -104,13 +109,20 @@ def write_model(directory: Path, kind: Kind = Kind.SORT, *, until: float = 0.75,
     parameters = sum(p.numel() for p in model.parameters())
     print(f"Warm start of {parameters} parameters on {kind.value} of up to {NUMBERS} numbers", flush=True)
     steps = warm_start(model, kind, until=until, seed=seed)
-    partial = directory.with_name(f".{directory.name}.{os.getpid()}")
+    # Several pods may be at it, and each has a process 1.
+    partial = directory.with_name(f".{directory.name}.{socket.gethostname()}.{os.getpid()}")
     tokenizer().save_pretrained(partial)
     save_weights(model, partial / "weights")
     for file in (partial / "weights").iterdir():
         file.rename(partial / file.name)
     (partial / "weights").rmdir()
-    partial.rename(directory)
+    try:
+        partial.rename(directory)
+    except OSError:
+        # Another pod was quicker: the first one counts.
+        shutil.rmtree(partial)
+        if not (directory / "config.json").exists():
+            raise
     print(f"{directory}: warm after {steps} supervised steps", flush=True)
 
 
@@ -124,7 +136,6 @@ def main() -> None:
     )
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    torch.set_num_threads(1)
     write_model(arguments.directory, arguments.task, until=arguments.until, seed=arguments.seed)
 
 

@@ -24,7 +24,7 @@ from tiny_grpo import train
 from tiny_grpo.model import CONTEXT_TOKENS, write_model
 from tiny_grpo.task import Kind
 
-START_TIMEOUT_S = 180
+START_TIMEOUT_S = 300
 """A cold start of vLLM takes about a minute."""
 
 SERVER_ENVIRONMENT = {
@@ -62,10 +62,12 @@ def free_port() -> int:
 
 
 class Servers:
-    """Local vLLM servers, started together and stopped together."""
+    """Local vLLM servers, started together and stopped together: a context manager that waits until they are ready."""
 
     def __init__(self, model: Path, count: int, max_running: int, logs: Path) -> None:
-        """Start ``count`` of them; they are usable after ``wait``."""
+        """Start ``count`` of them."""
+        # Or else a command that is told to end would leave them running.
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
         self.urls, self._processes = [], []
         for i in range(count):
             port = free_port()
@@ -81,8 +83,19 @@ class Servers:
             )
             self.urls.append(f"http://127.0.0.1:{port}")
 
-    def wait(self) -> None:
-        """Wait until all of them are ready; RuntimeError if one ends or does not come."""
+    def __enter__(self) -> Servers:
+        """RuntimeError if one ends or does not come."""
+        try:
+            self._wait()
+        except BaseException:
+            self._stop()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop()
+
+    def _wait(self) -> None:
         deadline = time.monotonic() + START_TIMEOUT_S
         for url, process in zip(self.urls, self._processes, strict=True):
             while not answers(url + "/health"):
@@ -90,8 +103,7 @@ class Servers:
                     raise RuntimeError(f"the sampler at {url} did not start; its log is in the run's directory")
                 time.sleep(0.5)
 
-    def stop(self) -> None:
-        """End them, with their children."""
+    def _stop(self) -> None:
         for process in self._processes:
             process.terminate()
         for process in self._processes:
@@ -145,9 +157,7 @@ def main() -> None:
     model = directory.parent / f"tiny-grpo-model-{options.task.value}"
     write_model(model, options.task)
     directory.mkdir(parents=True, exist_ok=True)
-    servers = Servers(model, options.samplers, options.max_running, directory)
-    try:
-        servers.wait()
+    with Servers(model, options.samplers, options.max_running, directory) as servers:
         write_layout(
             directory / "layout", servers.urls,
             in_flight=options.in_flight, staleness=options.staleness, max_running=options.max_running,
@@ -156,8 +166,6 @@ def main() -> None:
             [f"--layout={directory / 'layout'}", f"--shared={directory}", f"--model={model}",
              f"--task={options.task.value}", "--port=0", *rest]
         )  # fmt: skip
-    finally:
-        servers.stop()
 
 
 if __name__ == "__main__":
