@@ -87,8 +87,10 @@ VLLM = {
     "vllm:num_preemptions": ("counter", "samples", "Samples that were put back for want of KV room"),
     "vllm:num_requests_running": ("gauge", "samples", "Samples that run on a sampler"),
     "vllm:num_requests_waiting": ("gauge", "samples", "Samples that wait at its door"),
+    "vllm:prompt_tokens": ("counter", "tokens", "Tokens of prompts that were computed"),
     "vllm:request_decode_time_seconds": ("histogram", "s", "Time that finished requests spent decoding"),
     "vllm:request_inference_time_seconds": ("histogram", "s", "Time that finished requests spent running"),
+    "vllm:request_prefill_time_seconds": ("histogram", "s", "Time that finished requests spent on their prompts"),
     "vllm:time_per_output_token_seconds": (
         "histogram",
         "s",
@@ -119,7 +121,7 @@ SGLANG = {
 READERS = (
     ("decisions", ("engines.py", "exposition.py")),
     ("`rljob diagnose`", ("evidence.py", "recordings.py")),
-    ("`rljob calibrate --url`", ("profile.py",)),
+    ("`rljob calibrate --url`", ("profile.py", "engine_counters.py")),
 )
 """Who reads metrics of vLLM, and in which modules."""
 
