@@ -174,7 +174,7 @@ def _knobs(engine: Engine, rows: Sequence[MeasuredStep]) -> list[_Knob]:
     is packaged (``hardware.Kernels``): it is no matter of one engine, and freeing it predicts rows left out no better.
     """
     factor = _Knob("factor", (), 0.30, LEAST_FACTOR, MOST_FACTOR)
-    if not several([r.running for r in rows]):
+    if not _several([r.running for r in rows]):
         return [factor]
     c = engine.gpu.decode
     if {r.kind for r in rows} == {RowKind.FORWARD}:
@@ -191,7 +191,7 @@ def _knobs(engine: Engine, rows: Sequence[MeasuredStep]) -> list[_Knob]:
             _Knob("stepSeconds", ("layer_s", "step_s"), 0.4, 0.2, 5.0),
             _Knob("requestSeconds", ("request_s",), 0.8, 0.1, 10.0),
         ]
-    if len(rows) < 3 or not several([r.context_tokens for r in rows]):
+    if len(rows) < 3 or not _several([r.context_tokens for r in rows]):
         return [factor, *costs]
     knobs = [_Knob("mbu", ("mbu",), 0.15, 0.2 / c.mbu, 0.98 / c.mbu), *costs]
     shares = [_prefill_share(engine, r) for r in rows]
@@ -351,8 +351,7 @@ def _turned(engine: Engine, knobs: Sequence[_Knob], at: FloatArray) -> tuple[flo
     return factor, constants
 
 
-def several(values: Sequence[float]) -> bool:
-    """Whether values differ enough to tell apart what depends on them."""
+def _several(values: Sequence[float]) -> bool:
     return len(values) > 1 and max(values) >= SPREAD * max(min(values), 1e-12)
 
 
@@ -428,7 +427,7 @@ def _warnings(rows: Sequence[FittedRow], fitted: Sequence[str], pegged: Sequence
             f"the rows end at {top:.0f} running samples: steps of more are an extrapolation; measure where the job will run"
         )
     contexts = [r.row.context_tokens for r in rows]
-    if not several(contexts):
+    if not _several(contexts):
         found.append(
             f"all rows have contexts of about {contexts[0]:.0f} tokens: longer ones are an extrapolation by the packaged bandwidth"
         )

@@ -16,10 +16,13 @@ from numpy.typing import NDArray
 
 from rljob_planner.calibrate import MOST_SHARED_ERROR
 from rljob_planner.errors import PlanningError
-from rljob_planner.fit import PREFILL_SPREAD, MeasuredStep, RowKind, several
+from rljob_planner.fit import MeasuredStep, RowKind
 from rljob_planner.measured_costs import DecodeSeconds
 
 FloatArray = NDArray[np.float64]
+
+OWN = 0.2
+"""Share of a cost's variation that the others don't explain, from which rows tell it from them."""
 
 _NAMES = ("stepSeconds", "sampleSeconds", "contextTokenSeconds", "promptTokenSeconds")
 
@@ -89,7 +92,7 @@ def fit_seconds(rows: Sequence[MeasuredStep]) -> SecondsFit:
             "these rows are of engines of several widths, and nothing carries one over to another without a data sheet: name the GPU, "
             "or measure one width alone",
         )
-    columns = _columns(served, rows)
+    columns = _columns(rows)
     found = _line(rows, columns)
     fitted_rows = tuple(FittedSeconds(row, step_seconds(found, row), _without(rows, row, columns)) for row in rows)
     names = tuple(_NAMES[c] for c in columns if _values(found)[c] > 0.0)
@@ -110,17 +113,20 @@ def _terms(row: MeasuredStep) -> FloatArray:
     return np.array([1.0, row.running, context, prompts])
 
 
-def _columns(served: Sequence[MeasuredStep], rows: Sequence[MeasuredStep]) -> list[int]:
-    """The costs that these rows can tell apart."""
-    columns = [0]
-    if several([r.running for r in served]):
-        columns.append(1)
-    if len(served) >= 3 and several([r.context_tokens for r in served]):
-        columns.append(2)
-    alone = any(r.kind is RowKind.PREFILL for r in rows)
-    shares = [r.prefills_per_step * r.prompt_tokens / max(r.running, 1e-12) for r in served]
-    if alone or (len(served) > 3 and max(shares) - min(shares) >= PREFILL_SPREAD and several(shares)):
-        columns.append(3)
+def _columns(rows: Sequence[MeasuredStep]) -> list[int]:
+    """The costs that these rows can tell apart: each varies in a way of its own, and not as those before it do."""
+    terms = np.stack([_terms(r) / r.measured_s for r in rows])
+    columns: list[int] = []
+    for column in range(len(_NAMES)):
+        size = float(np.linalg.norm(terms[:, column]))
+        if len(columns) >= len(rows) or size == 0.0:
+            continue
+        own = terms[:, column] / size
+        if columns:
+            others = terms[:, columns] / np.linalg.norm(terms[:, columns], axis=0)
+            own = own - others @ np.linalg.lstsq(others, own, rcond=None)[0]
+        if float(np.linalg.norm(own)) >= OWN:
+            columns.append(column)
     return columns
 
 
@@ -141,8 +147,7 @@ def _line(rows: Sequence[MeasuredStep], columns: Sequence[int]) -> DecodeSeconds
 def _without(rows: Sequence[MeasuredStep], row: MeasuredStep, columns: Sequence[int]) -> float | None:
     """What a line through the other rows says of this one; None where they cannot tell what it costs."""
     others = [r for r in rows if r is not row]
-    served = [r for r in others if r.kind is RowKind.SERVED]
-    if len(others) < len(columns) or not served or not set(columns) <= set(_columns(served, others)):
+    if not others or not set(columns) <= set(_columns(others)):
         return None
     return step_seconds(_line(others, columns), row)
 
