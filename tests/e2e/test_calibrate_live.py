@@ -44,9 +44,9 @@ from rljob_planner.split import SamplerSplit, Split, TrainerSplit
 from rljob_planner.steptime import Engine
 from rljob_runtime import Reporter
 
-CALIBRATED = {1: 3, 4: 8, 16: 24}
+CALIBRATED = {1: 4, 4: 16, 16: 56}
 """Requests at a time that the calibration is made from, and how many there are each time."""
-CHECKED = {2: 2.0, 8: 5.0, 12: 2.0}
+CHECKED = {2: 2.5, 8: 5.0, 12: 2.5}
 """Requests at a time that check it, and for how many seconds each time."""
 WATCHED = 8
 """The load that the operator's readings are of."""
