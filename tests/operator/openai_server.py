@@ -143,9 +143,9 @@ class Server:
             text=f"# TYPE vllm:{latency} histogram\n"
             f'vllm:{latency}_sum{{engine="0"}} {self._latency_s}\n'
             f'vllm:{latency}_count{{engine="0"}} {self._gaps}\n'
-            "# TYPE vllm:generation_tokens counter\n"
+            "# TYPE vllm:generation_tokens_total counter\n"
             f'vllm:generation_tokens_total{{engine="0"}} {self._tokens}\n'
-            "# TYPE vllm:num_preemptions counter\n"
+            "# TYPE vllm:num_preemptions_total counter\n"
             'vllm:num_preemptions_total{engine="0"} 0\n'
             "# TYPE vllm:cache_config_info gauge\n"
             + "".join(f'vllm:cache_config_info{{engine="{i}",{cache}}} 1\n' for i in range(self.engines))
