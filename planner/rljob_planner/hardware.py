@@ -261,7 +261,8 @@ def gpu(name: str) -> Gpu:
         raise PlanningError(
             "UnknownAccelerator",
             f"accelerator {name!r} is not known{_others(name)} in spec.accelerator. A GPU that is not listed "
-            "can be planned as one that comes near it in memory bandwidth and FLOP/s: the run's own metrics correct its speed",
+            "can be planned as one that comes near it in memory bandwidth and FLOP/s: the run's own metrics correct its speed, and "
+            "rljob calibrate --url, without --gpu, measures it",
         )
     return _gpu(key)
 
