@@ -49,7 +49,7 @@ DISAGREEMENT = 0.15
 CUT_SHORT = "the server cut a response short: it is draining, paused, or out of room"
 
 _CUT = ("abort", "error")
-_LOWEST_TOKEN, _HIGHEST_TOKEN = 10, 250
+_LOWEST_TOKEN, _HIGHEST_TOKEN = 10, 100
 """Token ids that every vocabulary has."""
 
 
