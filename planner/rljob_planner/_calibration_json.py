@@ -299,7 +299,7 @@ def calibration_of_seconds(
     """The calibration file of an engine on an accelerator without a data sheet; otherwise as ``calibration_of``."""
     seconds = fit.seconds
     left_out = [out for r in fit.rows if (out := r.left_out_error) is not None]
-    served = [r.row for r in fit.rows if r.row.running > 0]
+    served = [r.row for r in fit.rows if r.row.kind.value == "served"]
     return CalibrationJson(
         measured_on=measured_on,
         samplers=SamplersCalibrationJson(

@@ -76,8 +76,8 @@ class SecondsFit:
 def fit_seconds(rows: Sequence[MeasuredStep]) -> SecondsFit:
     """The line through these rows.
 
-    Raises PlanningError ``NothingMeasured`` if there are no steps of running samples, or ``OneWidth`` if they are of engines of several
-    widths, of which a line knows nothing.
+    Raises PlanningError ``NothingMeasured`` if there are no steps of running samples, or if they are of engines of several widths, of which a
+    line knows nothing.
     """
     rows = [r for r in rows if math.isfinite(r.measured_s) and r.measured_s > 0 and r.kind is not RowKind.FORWARD]
     served = [r for r in rows if r.kind is RowKind.SERVED]
@@ -88,7 +88,7 @@ def fit_seconds(rows: Sequence[MeasuredStep]) -> SecondsFit:
         )
     if len({r.tensor_parallel for r in served}) > 1:
         raise PlanningError(
-            "OneWidth",
+            "NothingMeasured",
             "these rows are of engines of several widths, and nothing carries one over to another without a data sheet: name the GPU, "
             "or measure one width alone",
         )
@@ -186,5 +186,5 @@ def _warnings(rows: Sequence[FittedSeconds], columns: Sequence[int]) -> list[str
 
 
 def prefill_row(source: str, prompt_tokens: float, measured_s: float) -> MeasuredStep:
-    """The row of a step that prefilled one prompt and ran nothing beside it."""
-    return MeasuredStep(source, RowKind.PREFILL, 0.0, prompt_tokens, 0.0, 0.0, 1.0, measured_s)
+    """The row of a step that prefilled one prompt and ran nothing beside it: the sample runs from its prefill on."""
+    return MeasuredStep(source, RowKind.PREFILL, 1.0, prompt_tokens, 0.0, 0.0, 1.0, measured_s)

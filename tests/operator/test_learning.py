@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 from pydantic import ValidationError
 
+from rljob_operator import profiles
 from rljob_operator.cluster import CONFIG_MAPS, PROFILES, Api, ClusterError, Resource
 from rljob_operator.inventory import take_inventory
 from rljob_operator.learning import Known, Learning
@@ -15,7 +16,8 @@ from rljob_operator.passes import Pass
 from rljob_operator.status import Fleet, Verdict
 from rljob_planner.api.evidence import PhaseSeconds
 from rljob_planner.api.spec import CalibrationSource, RLJob
-from rljob_planner.api.status import CalibrationStatus, LengthPoint, MoveHistory, RLJobStatus
+from rljob_planner.api.status import CalibrationStatus, LearnedStatus, LengthPoint, MoveHistory, RLJobStatus
+from rljob_planner.calibrate import Calibration
 from tests.operator.objects import SPLIT, UID, job_dict, node
 from tests.operator.situations import NOW_S
 
@@ -243,6 +245,39 @@ async def test_a_calibration_is_a_source_and_its_constants_are_kept() -> None:
     assert this.now.learned.decode is not None
     assert this.now.learned.decode.mbu == 0.6
     assert this.now.calibration is None, "a benchmark is no measurement of this run"
+
+
+async def test_a_calibration_in_the_job_itself_is_read_and_its_seconds_last() -> None:
+    inline = {
+        "rljobCalibration": 1,
+        "measuredOn": {"model": "Qwen/Qwen3-8B", "tensorParallel": 2, "weights": "bf16", "kvCache": "bf16"},
+        "samplers": {"measured": {"stepSeconds": 0.02, "sampleSeconds": 0.001}, "kvTokens": 9000, "efficiency": 0.8},
+        "trainers": {"measured": {"stepSeconds": 1.0, "tokenSeconds": 0.001}},
+    }
+    this = a_pass(calibration={"inline": inline})
+    found = await known(Server(), this)
+    assert found.sources == ("spec.calibration.inline: speeds measured before the run",)
+    assert found.doubts == ()
+    found.started(this)
+    learned = this.now.learned
+    assert learned is not None
+    assert learned.config_map is None
+    # What the status keeps brings the same seconds back for every later plan, at the width that was measured.
+    kept = LearnedStatus.model_validate(learned.model_dump(by_alias=True))
+    live = profiles.with_constants(Calibration(sampler_factor=0.9), kept, 2)
+    assert live.decode_seconds == found.calibration.decode_seconds
+    assert live.train_seconds == found.calibration.train_seconds
+    assert (live.kv_tokens, live.sampler_efficiency, live.sampler_factor) == (9000, 0.8, 0.9)
+    other = profiles.with_constants(Calibration(), kept, 4)
+    assert other.decode_seconds is None
+    assert other.train_seconds == live.train_seconds
+
+
+async def test_a_calibration_in_the_job_itself_that_is_none_stops_the_plan() -> None:
+    found = await learning(Server()).before_run(a_pass(calibration={"inline": {"a": 1}}))
+    assert isinstance(found, Verdict)
+    assert (found.status, found.reason) == (False, "CalibrationInvalid")
+    assert "spec.calibration.inline: this is no calibration" in found.message
 
 
 async def test_a_calibration_of_another_model_is_said() -> None:

@@ -56,7 +56,7 @@ def row(running: float, prompt: float = 100, response: float = 200, off: float =
 
 
 def alone(prompt: float = 100) -> MeasuredStep:
-    return prefill_row("alone", prompt, TRUTH.step_s + TRUTH.prompt_token_s * prompt)
+    return prefill_row("alone", prompt, TRUTH.step_s + TRUTH.sample_s + TRUTH.prompt_token_s * prompt)
 
 
 def test_the_truth_is_recovered_where_rows_tell_it() -> None:

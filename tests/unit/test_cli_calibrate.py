@@ -131,6 +131,25 @@ def test_a_live_server_is_measured() -> None:
     assert "4 of 4" in result.stderr
 
 
+def test_without_a_data_sheet_what_was_measured_is_kept_as_it_is(tmp_path: Path) -> None:
+    truth = Truth(step_s=6e-3, sample_s=0.5e-3, token_s=0.0)
+    with server_in_a_thread(Server(truth, counters=True)) as server:
+        result = run(
+            *("--url", server.url, "--concurrency", "1,6", "--prompt-tokens", "64", "--response-tokens", "24"),
+            *("--efficiency", "90%", "-o", "json"),
+        )
+    assert result.exit_code == 0, result.output
+    assert "without --gpu what was measured is kept as it is" in result.stderr
+    found = json.loads(result.stdout)
+    jsonschema.validate(found, schemas.schema("calibration"))
+    assert found["measuredOn"]["gpu"] is None
+    assert found["samplers"]["decode"] is None
+    assert found["samplers"]["efficiency"] == 0.9
+    assert found["samplers"]["measured"]["stepSeconds"] == pytest.approx(truth.step_s, rel=0.15)
+    assert found["samplers"]["measured"]["promptTokenSeconds"] == pytest.approx(truth.prompt_token_s, rel=0.3)
+    assert found["fit"]["rows"][-1]["kind"] == "prefill"
+
+
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [

@@ -164,6 +164,17 @@ def test_a_calibration_makes_the_plan_follow_measured_speeds(tmp_path: Path) -> 
     assert found["confidence"] == pytest.approx(0.04)
 
 
+def test_a_calibration_in_the_job_itself_is_planned_with(tmp_path: Path) -> None:
+    inline = {"rljobCalibration": 1, "samplers": {"factor": 0.5}, "trainers": {"factor": 0.5}, "residual": 0.04}
+    job = yaml.safe_load(SMALL)
+    job["spec"]["calibration"] = {"inline": inline}
+    file = tmp_path / "calibration.yaml"
+    file.write_text(yaml.safe_dump(inline), encoding="utf-8")
+    assert planned(text=yaml.safe_dump(job)) == planned("--calibration", str(file))
+    job["spec"]["calibration"] = {"inline": {"rljobCalibration": 2}}
+    assert "spec.calibration.inline: rljobCalibration" in said("plan", "-", text=yaml.safe_dump(job))
+
+
 def test_words_about_a_plan_stay_out_of_its_json(tmp_path: Path) -> None:
     log = tmp_path / "run.jsonl"
     log.write_text("\n".join(str(400 + i) for i in range(500)), encoding="utf-8")
