@@ -280,7 +280,8 @@ class _Profiler:
         generated = _growth(before, after, "vllm:generation_tokens_total")
         preempted = _growth(before, after, "vllm:num_preemptions_total")
         # Requests that ran out of time generated tokens that are ours and not among the timings; the room allows for them.
-        if generated is not None and generated > (1.0 + OTHERS) * ours + concurrency * self.load.response_tokens:
+        unfinished = concurrency * (1.0 + SPREAD) * self.load.response_tokens
+        if generated is not None and generated > (1.0 + OTHERS) * ours + unfinished:
             return f"others used the server: it generated {generated:.0f} tokens, {ours:.0f} of them for this"
         if preempted:
             return f"{preempted:.0f} preemptions: the KV cache was full, so that tokens were computed twice"

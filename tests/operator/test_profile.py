@@ -180,3 +180,11 @@ async def test_a_chunk_without_text_is_a_token_too() -> None:
     found = await measured(Server(FAST, mute=True), Load((2,), 4, (32,), 24, 30.0))
     assert found.rows[0].response_tokens == 24
     assert found.rows[0].measured_s == pytest.approx(FAST.step(2, 2 * 44), rel=0.3)
+
+
+async def test_a_counted_level_that_ran_out_of_time_counts_with_what_it_made() -> None:
+    truth = Truth(step_s=0.01, sample_s=1e-3, token_s=0.0, prompt_token_s=0.0)
+    found = await measured(Server(truth, counters=True), Load((3,), 6, (16,), 1000, 1.5, 1))
+    assert [round(row.running) for row in found.rows] == [3]
+    assert found.rows[0].measured_s == pytest.approx(truth.step(3, 0), rel=0.05)
+    assert found.rows[0].context_tokens < 16 + 500
