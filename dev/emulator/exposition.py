@@ -1,5 +1,8 @@
 """What a sampler pod shows to Prometheus: the ``vllm:*`` metrics of vLLM 0.32, in its names, labels and buckets.
 
+``tests/e2e/test_contract_metrics.py`` compares it with a real server. One thing is known to differ: a real one's gauges stand still while it is paused
+for new weights, here they go on; a pause takes a second or so.
+
 Written as text straight from the pod's counters: sixty pods are scraped every second, and a registry for each would be a second
 copy of the state.
 """
