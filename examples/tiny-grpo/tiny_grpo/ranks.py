@@ -66,6 +66,7 @@ class Ranks:
     def present(self, wanted: int) -> int:
         """How many processes, counted from 0 without a gap, are alive; at most ``wanted``."""
         now = time.monotonic()
+        silent = wanted
         for ordinal in range(1, wanted):
             said = self._read(f"alive-{ordinal}.json").get("said", "")
             before, heard = self._heard.get(ordinal, ("", now - SILENT_S))
@@ -74,8 +75,8 @@ class Ranks:
             # The first sight of a file proves nothing, since it may be an old one: it counts once it changes.
             self._heard[ordinal] = (said, heard)
             if now - heard >= SILENT_S:
-                return ordinal
-        return wanted
+                silent = min(silent, ordinal)
+        return silent
 
     def regroup(self, world: int, generation: int, state: Callable[[], Any]) -> None:
         """Form a new group of ``world`` processes, and give them ``state()``; raises GroupBrokenError if not all come."""
@@ -145,6 +146,8 @@ class Ranks:
             call([tensor]).wait()
         except (RuntimeError, dist.DistError) as error:
             self._leave()
+            # Who was in a group that broke has to be heard of again before the next one.
+            self._heard.clear()
             raise GroupBrokenError(str(error).splitlines()[0]) from error
 
     def _enter(self, world: int, store: dist.TCPStore) -> None:
@@ -158,9 +161,7 @@ class Ranks:
         self.world = world
 
     def _leave(self) -> None:
-        """Without the group; who was in it has to be heard of again before the next one."""
         self.world, self._group = 1, None
-        self._heard.clear()
 
     def _say_alive(self) -> None:
         count = 0
