@@ -50,7 +50,7 @@ def drained(node: str, output: Path, removals: int, *, grace_s: int | None, limi
         print(f"{time.monotonic() - began:6.1f} s  {text}", flush=True)
 
     ways = [("eviction", "deletion")[i % 2] for i in range(removals)]
-    wishes = Wishes(response_tokens=TOKENS, lengths=str(TOKENS), mode="Initial", grace_s=grace_s)
+    wishes = Wishes(response_tokens=TOKENS, lengths=str(TOKENS), mode="Initial", by_hand=False, grace_s=grace_s)
     run = DrainRun(node_of(node), output, say, limit_s=limit_s, ways=ways, wishes=wishes)
     found = run.run()
     took = sorted(r.took_s for r in found.removals if r.took_s is not None)

@@ -7,17 +7,15 @@ import json
 import signal
 import sys
 import time
+import traceback
 from pathlib import Path
 
-from dev.controlplane import BuildError, ComponentError, ensure_built
+from dev.controlplane import BuildError, ensure_built
 from dev.e2e.job import Wishes
 from dev.e2e.nodes import node_of
 from dev.e2e.outcome import broken_promises, result
 from dev.e2e.parts import ROOT
 from dev.e2e.run import WAYS, Run, clean
-from dev.installed import HelmError
-from dev.kubetools import ToolError
-from dev.vllm.install import InstallError
 
 
 def main() -> int:
@@ -57,8 +55,10 @@ def main() -> int:
     except KeyboardInterrupt:
         print(f"\nstopped; logs are in {output}", file=sys.stderr)
         return 130
-    except (ComponentError, HelmError, InstallError, RuntimeError, TimeoutError, ToolError) as error:
-        run.findings.broken.append(str(error))
+    except Exception as error:
+        # Whatever it was: the figures so far are written, and say so.
+        traceback.print_exc()
+        run.findings.broken.append(f"{type(error).__name__}: {error}")
     (output / "e2e.json").write_text(json.dumps(result(run.findings), indent=2) + "\n", encoding="utf-8")
     broken = broken_promises(run.findings)
     for sentence in broken:

@@ -2,7 +2,8 @@
 
 The trainer counts what it submitted, got, was refused, and lost in the middle. That nobody else can check, so the servers' logs are read as
 well: vLLM notes each request that it takes, and each answer that it has given. A sample that a server took and never answered was
-cut, whoever says what.
+cut, whoever says what. That shows kills; an answer that the server itself broke off (``finish_reason: abort``) is one by its log, and only the
+trainer's account tells it.
 """
 
 from __future__ import annotations
@@ -64,4 +65,5 @@ class ServerLog:
     @property
     def unanswered(self) -> int:
         """Requests that it took and has not answered."""
-        return self.taken - self.answered
+        # It answers some without taking them, those that it refuses at the door.
+        return max(0, self.taken - self.answered)

@@ -13,9 +13,8 @@ from dev.e2e import parts
 from dev.e2e.parts import ROOT, Parts
 from dev.vllm.server import Server
 
-CONCURRENCY = (1, 4, 8)
-RESPONSE_TOKENS = 12
-"""Eight such samples fit into the KV room at once."""
+CONCURRENCY = (1, 4, 16)
+RESPONSE_TOKENS = 16
 
 
 class Calibration:
@@ -79,6 +78,9 @@ class Calibration:
             raise RuntimeError(f"rljob calibrate failed: {(done.stderr or done.stdout).strip()[-2000:]}")
         found: dict[str, Any] = yaml.safe_load(file.read_text(encoding="utf-8"))
         # Of the trainer nothing can be measured before it runs: this is what the device that it plays takes.
-        found.setdefault("trainers", {})["measured"] = {"tokenSeconds": parts.TRAIN_S_PER_TOKEN}
+        found.setdefault("trainers", {})["measured"] = {
+            "stepSeconds": parts.TRAIN_S_PER_STEP,
+            "tokenSeconds": parts.TRAIN_S_PER_TOKEN,
+        }
         file.write_text(yaml.safe_dump(found, sort_keys=False), encoding="utf-8")
         return found

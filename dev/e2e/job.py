@@ -27,6 +27,8 @@ class Wishes:
     """Responses over policy versions, as the trainer's ``--length-trace`` has them."""
     mode: str = "Auto"
     """``spec.rebalance.mode``."""
+    by_hand: bool = True
+    """Whether one sampler is taken by a move that somebody asks for."""
     drain_s: int = 60
     """Seconds that a sampler has for its samples."""
     grace_s: int | None = None
@@ -83,7 +85,7 @@ def _sampler(made: Parts, image: str, wishes: Wishes) -> Json:
     }  # fmt: skip
     drain = [
         *(str(made.python), "-m", "rljob_runtime", "drain", "--url", "http://$(POD_IP):8000", "--pod", "$(POD_NAME)"),
-        *("--layout", "/etc/rljob", "--deadline", f"{wishes.drain_s}s", "--lag", "4s", "--settle", "1s", "--tracked"),
+        *("--layout", "/etc/rljob", "--deadline", f"{wishes.drain_s}s", "--tracked"),
     ]
     if wishes.grace_s is None:
         container["lifecycle"] = {"preStop": {"exec": {"command": drain}}}

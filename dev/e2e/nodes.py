@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import urllib.parse
+import threading
 from pathlib import Path
 from typing import Any, Protocol
+
+from kubernetes import client
 
 from dev.controlplane import ControlPlane
 from dev.controlplane.nodes import GPU_RESOURCE, PRODUCT_LABEL
 from dev.controlplane.rest import MERGE_PATCH
+from dev.emulator.follow import api_client
 from dev.processes.local import LocalNode
 from dev.realnode import NODE_NAME, RealNode, missing
 from dev.realnode.archive import write_archive
@@ -40,14 +43,21 @@ class Node(Protocol):
     def programs(self) -> tuple[Path, ...]:
         """Folders of this machine that a container needs besides those of the job."""
 
+    @property
+    def layout_lag_s(self) -> float | None:
+        """After how many seconds at most a change of the layout is in the files of a pod; None: whenever the kubelet syncs it."""
+
     def start(self, plane: ControlPlane, gpus: int, logs: Path) -> None:
         """Join a plane with so many GPUs."""
 
     def kill(self, pod: Json) -> None:
         """Kill the first process of a pod's first container by SIGKILL; ProcessLookupError if it does not run."""
 
+    def keep_log(self, namespace: str, pod: str, container: str) -> None:
+        """Keep what a container has printed and will print, beyond the end of its pod."""
+
     def log(self, namespace: str, pod: str, container: str) -> str:
-        """What a container has printed, as far as that is known; it may be gone with its pod."""
+        """What a container has printed; of a pod that is gone only if it was to be kept."""
 
     def close(self) -> None:
         """End it with all of its pods."""
@@ -67,10 +77,11 @@ class ProcessesNode:
     kind = "processes"
     image = "none"
     programs: tuple[Path, ...] = ()
+    layout_lag_s = 3.0
 
     def start(self, plane: ControlPlane, gpus: int, logs: Path) -> None:
         """Join a plane."""
-        self._local = LocalNode.start(plane, gpus=gpus, labels=LABELS, logs=logs)
+        self._local = LocalNode.start(plane, gpus=gpus, labels=LABELS, logs=logs, volume_lag_s=self.layout_lag_s)
 
     def kill(self, pod: Json) -> None:
         """Kill a pod's first process."""
@@ -79,8 +90,11 @@ class ProcessesNode:
             raise ProcessLookupError(pod["metadata"]["name"])
         os.kill(pid, signal.SIGKILL)
 
+    def keep_log(self, namespace: str, pod: str, container: str) -> None:
+        """Nothing to do: logs outlive their pods."""
+
     def log(self, namespace: str, pod: str, container: str) -> str:
-        """A container's log, which outlives its pod."""
+        """A container's log, over all of its starts."""
         with contextlib.suppress(FileNotFoundError):
             return self._local.log(namespace, pod, container).read_text(errors="replace")
         return ""
@@ -95,6 +109,11 @@ class ContainersNode:
     kind = "real"
     image = _IMAGE
     programs = (Path("/usr"),)
+    layout_lag_s: float | None = None
+
+    def __init__(self) -> None:
+        """Not yet a node."""
+        self._copies: dict[tuple[str, str, str], threading.Thread] = {}
 
     def start(self, plane: ControlPlane, gpus: int, logs: Path) -> None:
         """Join a plane, and let the node say that it has GPUs."""
@@ -119,14 +138,31 @@ class ContainersNode:
                 return
         raise ProcessLookupError(pod["metadata"]["name"])
 
+    def keep_log(self, namespace: str, pod: str, container: str) -> None:
+        """Follow the log of the container that runs, from its beginning to its end, into a file."""
+        core = client.CoreV1Api(api_client(str(self._plane.kubeconfig)))
+
+        def copy() -> None:
+            stream = core.read_namespaced_pod_log(
+                pod, namespace, container=container, follow=True, _preload_content=False
+            )
+            with self._file(namespace, pod, container).open("ab") as file:
+                for chunk in stream.stream():
+                    file.write(chunk)
+
+        thread = threading.Thread(target=copy, name=f"log of {pod}", daemon=True)
+        self._copies[namespace, pod, container] = thread
+        thread.start()
+
     def log(self, namespace: str, pod: str, container: str) -> str:
-        """A container's log, of this start and the one before, while its pod is there."""
-        parts = []
-        for before in ("true", "false"):
-            query = urllib.parse.urlencode({"container": container, "previous": before})
-            with contextlib.suppress(Exception):
-                parts.append(self._plane.api.text("GET", f"/api/v1/namespaces/{namespace}/pods/{pod}/log?{query}"))
-        return "".join(parts)
+        """A container's log as far as it was kept, once its end is written."""
+        if (thread := self._copies.get((namespace, pod, container))) is None:
+            raise LookupError(f"the log of {pod} was not kept")
+        thread.join(timeout=60)
+        return self._file(namespace, pod, container).read_text(errors="replace")
+
+    def _file(self, namespace: str, pod: str, container: str) -> Path:
+        return self._logs / f"{namespace}_{pod}_{container}.log"
 
     def close(self) -> None:
         """Put the machine back as it was."""

@@ -43,6 +43,8 @@ class Findings:
     """By the trainer's account, from the first removal to the last."""
     unanswered_in_removals: int = 0
     """By the logs of the servers that were removed."""
+    trainer_restarts: int = 0
+    """How often the process that keeps the account was started again."""
     lengths: tuple[float, float] | None = None
     """Mean response in tokens before and after it had grown."""
     removals: Sequence[Removal] = ()
@@ -84,6 +86,14 @@ def broken_promises(found: Findings) -> list[str]:
         said.append(f"{found.cut_in_removals} samples were cut while samplers were removed")
     if found.unanswered_in_removals:
         said.append(f"servers that were removed took {found.unanswered_in_removals} samples that they never answered")
+    if not any(removal.how == "move" for removal in found.removals):
+        said.append("no sampler was taken by a move: the operator's own drain was not seen")
+    if found.trainer_restarts:
+        said.append(
+            f"the trainer's account was begun anew {found.trainer_restarts} times: what was lost then is not in it"
+        )
+    if any(fault.what == "sampler" and not fault.cut for fault in found.faults):
+        said.append("the sampler that was killed had nothing to lose: it shows nothing about samples")
     for what in ("operator", "prometheus", "sampler"):
         if not any(fault.what == what and fault.survived for fault in found.faults):
             said.append(f"the kill of the {what} was not seen to be survived")

@@ -1,7 +1,8 @@
 """The parts of the job: where they lie, and what was chosen for them.
 
-The numbers make a job whose best split moves while its answers grow. Two samplers keep four trainers busy with answers of eight tokens; at
-forty tokens the samplers' KV caches hold a fraction of the samples, each token costs more, and the trainers wait for four of them.
+The numbers make a job whose best split moves while its answers grow: a training step has a part that is the same whatever it trains on, as small
+steps do, and sampling has none. Two samplers keep four trainers busy with answers of eight tokens; with thirty-two the trainers would wait
+twice as long as they train.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ TASK = "count"
 """The prompt says from where to where to count: it stays short while answers grow."""
 
 PROMPT_TOKENS = 4
-SHORT_TOKENS, LONG_TOKENS = 8, 40
+SHORT_TOKENS, LONG_TOKENS = 8, 32
 """Mean response at the start and after it has grown."""
 GROWS_FROM, GROWS_TO = 30, 50
 """Policy versions between which responses grow."""
@@ -35,15 +36,17 @@ PROMPTS_PER_STEP, SAMPLES_PER_PROMPT = 8, 8
 GPUS = 6
 MAX_RUNNING = 16
 MAX_MODEL_TOKENS = 128
-KV_TOKENS = 160
-BLOCK_TOKENS = 16
+KV_TOKENS = 2048
+"""Room for all that may run."""
+BLOCK_TOKENS = 32
+"""The least that attention on a CPU takes."""
 _KV_BYTES_PER_TOKEN = 2 * 2 * 2 * 32 * 4
 """Keys and values of two layers with two heads of 32 numbers in 4 bytes."""
 
-STEP_S, STEP_PER_SAMPLE_S = 0.05, 0.002
+STEP_S, STEP_PER_SAMPLE_S = 0.05, 0.001
 """What an iteration of a sampler lasts on the device that it plays, and what each running sample adds."""
-TRAIN_S_PER_TOKEN = 0.006
-"""What a token of the batch costs the trainers together, as if on one device, seconds."""
+TRAIN_S_PER_STEP, TRAIN_S_PER_TOKEN = 1.2, 0.001
+"""What a training step lasts on the devices that the trainers play, and what each token of the batch adds on one of them, in seconds."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +106,7 @@ class Parts:
             *("--layout", "/etc/rljob", "--shared", str(self.shared), "--steps", str(STEPS), "--task", TASK, "--stay"),
             *("--length-trace", lengths, "--prompts-per-step", str(PROMPTS_PER_STEP)),
             *("--samples-per-prompt", str(SAMPLES_PER_PROMPT)),
+            *("--device-seconds-per-step", str(TRAIN_S_PER_STEP)),
             *("--device-seconds-per-token", str(TRAIN_S_PER_TOKEN)),
         ]
 

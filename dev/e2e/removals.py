@@ -20,6 +20,8 @@ from dev.e2e.world import World, is_ready
 Json = dict[str, Any]
 
 LOOK_EVERY_S = 0.25
+SAMPLER = "vllm"
+"""Name of a sampler's container."""
 
 _RUNNING = re.compile(r"^vllm:num_requests_running\{[^}]*\} (\S+)", re.MULTILINE)
 
@@ -56,11 +58,27 @@ class Removals:
         """Remove one busy sampler for each of ``ways``, so that at least ``serving`` others serve; returns when all are gone."""
         for i, how in enumerate(ways):
             pod, running = self._next(serving)
-            removal = Removal(pod, how, running, time.monotonic())
+            removal = self._noted(pod, how, running)
             (self._world.evict if how == "eviction" else self._world.delete)(removal.name)
             self._say(f"{how} {i + 1} of {len(ways)}: {removal.name} with {running} samples running")
             self.done.append(removal)
-        self._until(lambda: self._settled())
+        self._until(self._settled)
+
+    def remove_by_move(self, move: Callable[[], None]) -> None:
+        """Let ``move`` take one sampler or more away, by the operator's own transaction; returns when they are gone."""
+        before = [(pod, running_of(pod)) for pod in self._world.pods("sampler") if is_ready(pod)]
+        began = [self._noted(pod, "move", running) for pod, running in before]
+        move()
+        there = {pod["metadata"]["uid"] for pod in self._world.pods("sampler")}
+        gone = [removal for removal in began if removal.pod["metadata"]["uid"] not in there]
+        self.done += gone
+        self._until(self._settled)
+        names = ", ".join(f"{removal.name} with {removal.running} samples running" for removal in gone)
+        self._say(f"the move took {names or 'no sampler'}")
+
+    def _noted(self, pod: Json, how: str, running: int) -> Removal:
+        self._world.node.keep_log(pod["metadata"]["namespace"], pod["metadata"]["name"], SAMPLER)
+        return Removal(pod, how, running, time.monotonic())
 
     def _next(self, serving: int) -> tuple[Json, int]:
         """A ready sampler that is busy, once enough others are ready."""

@@ -22,9 +22,10 @@ from dev.e2e.job import Wishes, rljob
 from dev.e2e.nodes import Node
 from dev.e2e.outcome import Fault, Findings, grown
 from dev.e2e.parts import Parts
-from dev.e2e.removals import Removals
+from dev.e2e.removals import Removals, running_of
 from dev.e2e.world import TEAM, World, is_ready
 from dev.vllm.install import ensure
+from rljob_runtime.drain import Patience
 
 Json = dict[str, Any]
 Say = Callable[[str], None]
@@ -32,8 +33,10 @@ Say = Callable[[str], None]
 LOOK_EVERY_S = 0.25
 SETTLED_STEPS = 8
 """Policy versions before the job counts as running."""
-WAYS = ("eviction", "deletion") * 5
-"""How samplers are removed."""
+WAYS = (*("eviction", "deletion") * 4, "eviction")
+"""How samplers are removed; one more goes by a move."""
+DRAIN_SETTLE_S, DRAIN_LAG_S = Patience.settle_s, Patience.lag_s
+"""The runtime's own times for a drain, which the samplers' hook leaves as they are."""
 
 
 class Run:
@@ -57,7 +60,8 @@ class Run:
         self._history, self._ledger = JobHistory(), PodLedger()
         self._removals: Removals | None = None
         self._world: World | None = None
-        self.findings = Findings(node.kind, parts.GPUS, len(self._ways))
+        self._first_trainer: str | None = None
+        self.findings = Findings(node.kind, parts.GPUS, len(self._ways) + self._wishes.by_hand)
 
     # All of it
 
@@ -88,8 +92,11 @@ class Run:
                 self._begin(world, calibrated)
                 self._stages(world)
             finally:
-                self.findings.account = self._consistent_account()
-                (self._output / "describe.txt").write_text(world.described(), encoding="utf-8")
+                # What goes wrong here must not hide what went wrong before.
+                with contextlib.suppress(Exception):
+                    self.findings.account = self._consistent_account()
+                    self.findings.trainer_restarts = self._trainer_restarts(world)
+                    (self._output / "describe.txt").write_text(world.described(), encoding="utf-8")
                 self._say("stopping everything")
 
     def _stages(self, world: World) -> None:
@@ -124,6 +131,7 @@ class Run:
         self._until("the samplers to be ready", self._all_ready)
         self._say(f"all pods are ready after {time.monotonic() - applied:.0f} s")
         self._until(f"version {SETTLED_STEPS}", lambda: self._account.version >= SETTLED_STEPS)
+        self._trainer_restarts(world)
         self._say(f"it trains: {self._told()}")
 
     def _grow(self) -> None:
@@ -174,6 +182,12 @@ class Run:
         removals = self._removals = Removals(world, self._check, self._say)
         self._waiting_for = "a busy sampler to remove, or its end"
         removals.remove(self._ways, serving=1)
+        if self._wishes.by_hand:
+            self._until("all samplers to be ready again", lambda: not self._history.moving and self._all_ready())
+            now = self._history.status["plan"]["split"]
+            fewer, more = now["samplers"]["replicas"] - 1, now["trainers"]["replicas"] + 1
+            self._say(f"a move by hand, to {fewer} samplers and {more} trainers")
+            removals.remove_by_move(lambda: self._moved(world, fewer, more))
         self._another_step()
         found, after = self.findings, self._account
         found.cut_in_removals = after.cut - before.cut
@@ -185,9 +199,20 @@ class Run:
             f"a drain took {took[0]:.1f} to {took[-1]:.1f} s"
         )
 
+    def _moved(self, world: World, samplers: int, trainers: int) -> None:
+        (self._output / "move.txt").write_text(world.move(samplers, trainers), encoding="utf-8")
+
     def _kill_sampler(self, world: World) -> None:
-        self._until("all samplers to be ready again", lambda: not self._history.moving and self._all_ready())
-        pod = next(pod for pod in world.pods("sampler") if is_ready(pod))
+        busy: list[Json] = []
+
+        def found() -> bool:
+            if self._history.moving or not self._all_ready():
+                return False
+            busy[:] = [pod for pod in world.pods("sampler") if running_of(pod)]
+            return bool(busy)
+
+        self._until("a busy sampler, and all of them ready", found)
+        pod = busy[0]
         name, before = pod["metadata"]["name"], self._account
         fault = self._fault("sampler")
         with self._timed(fault):
@@ -198,6 +223,7 @@ class Run:
                 return now is not None and is_ready(now) and now["status"]["containerStatuses"][0]["restartCount"] > 0
 
             self._until(f"{name} to serve again", serves_again)
+            self._until("its samples to be asked for again", lambda: self._account.retried > before.retried)
             self._another_step()
         after = self._account
         fault.cut, fault.versions_meanwhile = after.cut - before.cut, after.version - before.version
@@ -226,6 +252,8 @@ class Run:
             },
             "weightSyncSeconds": _rounded(_mean(s["sync_s"] for s in steps)),
             "movesCommitted": len(moves),
+            "layoutLagSeconds": self._node.layout_lag_s,
+            "drainLagSeconds": {"told": DRAIN_SETTLE_S, "notTold": DRAIN_LAG_S},
             "drainSeconds": [_rounded(r.took_s) for r in (self._removals.done if self._removals else ())],
         }
         window = "2m"
@@ -249,7 +277,7 @@ class Run:
     def _consistent_account(self) -> Account:
         """The account at a moment at which it adds up, if there is one soon: between two samples it may not."""
         account = self._account
-        for _ in range(40):
+        for _ in range(120):
             if not account.unaccounted:
                 break
             time.sleep(LOOK_EVERY_S)
@@ -282,6 +310,13 @@ class Run:
     def _condition(self, kind: str) -> str | None:
         conditions = self._history.status.get("conditions") or ()
         return next((c["status"] for c in conditions if c["type"] == kind), None)
+
+    def _trainer_restarts(self, world: World) -> int:
+        """How often the first trainer, which keeps the account, was started again; a new pod of its name counts as one."""
+        first = next(pod for pod in world.pods("trainer") if pod["metadata"]["name"].endswith("-0"))
+        uid = first["metadata"]["uid"]
+        self._first_trainer = self._first_trainer or uid
+        return int(first["status"]["containerStatuses"][0]["restartCount"]) + int(uid != self._first_trainer)
 
     def _server_log(self, pod: str) -> ServerLog:
         return ServerLog.of(self._node.log(TEAM, pod, "vllm"))

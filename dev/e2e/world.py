@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
 import threading
 import urllib.request
 from collections.abc import Callable
@@ -159,6 +161,16 @@ class World:
         text = yaml.safe_dump_all([known, job], sort_keys=False)
         (self._output / "job.yaml").write_text(yaml.safe_dump(job, sort_keys=False), encoding="utf-8")
         self.plane.kubectl("apply", "--server-side", "-n", TEAM, "-f", "-", input=text, kubeconfig=self._member)
+
+    def move(self, samplers: int, trainers: int) -> str:
+        """Ask for a move by hand, as a member of the team would, and wait for its end; RuntimeError with the command's words if it fails."""
+        command = [sys.executable, "-m", "rljob_operator.cli", "move", NAME, "-n", TEAM, "--timeout", "5m"]
+        command += ["--samplers", str(samplers), "--trainers", str(trainers)]
+        env = {**os.environ, "KUBECONFIG": str(self._member)}
+        done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
+        if done.returncode != 0:
+            raise RuntimeError(f"rljob move failed: {(done.stderr or done.stdout).strip()[-2000:]}")
+        return done.stdout
 
     def follow_pods(self, taker: Taker) -> None:
         """Every event of the team's pods from now on."""

@@ -41,8 +41,8 @@ def good() -> Findings:
         moves=[move],
         gpu_peak=6,
         account=Account(submitted=100, finished=90, in_flight=10, cut=2, retried=2, version=50),
-        removals=[Removal(pod, "eviction", 5, 0.0, 4.0)],
-        faults=[Fault(what, True, 1.0) for what in ("operator", "prometheus", "sampler")],
+        removals=[Removal(pod, "move", 5, 0.0, 4.0)],
+        faults=[Fault(what, True, 1.0, cut=2) for what in ("operator", "prometheus", "sampler")],
     )
 
 
@@ -69,6 +69,12 @@ def test_a_run_in_which_all_went_well_breaks_nothing() -> None:
         ({"removals": [Removal({"metadata": {"name": "idle"}}, "eviction", 0, 0.0, 1.0)]}, "nothing to lose.*: idle"),
         ({"cut_in_removals": 3}, "3 samples were cut while samplers were removed"),
         ({"unanswered_in_removals": 4}, "took 4 samples that they never answered"),
+        (
+            {"removals": [Removal({"metadata": {"name": "s"}}, "eviction", 5, 0.0, 4.0)]},
+            "no sampler was taken by a move",
+        ),
+        ({"trainer_restarts": 1}, "account was begun anew 1 times"),
+        ({"faults": [Fault("sampler", True, 1.0)]}, "had nothing to lose"),
         ({"faults": []}, "kill of the operator was not seen to be survived"),
         ({"broken": ["the plane died"]}, "the plane died"),
     ],
