@@ -89,8 +89,18 @@ VLLM = {
     "vllm:num_requests_waiting": ("gauge", "samples", "Samples that wait at its door"),
     "vllm:prompt_tokens": ("counter", "tokens", "Tokens of prompts that were computed"),
     "vllm:request_decode_time_seconds": ("histogram", "s", "Time that finished requests spent decoding"),
+    "vllm:request_generation_tokens": (
+        "histogram",
+        "tokens",
+        "Lengths of responses, where the job exports none of its own, or a mean alone; see [RL frameworks](frameworks.md)",
+    ),
     "vllm:request_inference_time_seconds": ("histogram", "s", "Time that finished requests spent running"),
     "vllm:request_prefill_time_seconds": ("histogram", "s", "Time that finished requests spent on their prompts"),
+    "vllm:request_success": (
+        "counter",
+        "requests",
+        'With `finished_reason="abort"`, those that were cut off: beside a job that reports no mean length, their lengths are not believed then',
+    ),
     "vllm:time_per_output_token_seconds": (
         "histogram",
         "s",
@@ -100,6 +110,11 @@ VLLM = {
 """Type, unit and use of what is read of vLLM, without ``_total`` and the suffixes of histograms."""
 
 SGLANG = {
+    "sglang:generation_tokens_histogram": (
+        "histogram",
+        "tokens",
+        "Lengths of responses, where the job exports a mean alone; older versions need `--collect-tokens-histogram`",
+    ),
     "sglang:generation_tokens": (
         "counter",
         "tokens",

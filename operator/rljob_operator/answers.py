@@ -245,17 +245,18 @@ def quantile(rows: list[Series], q: float) -> float | None:
     return low
 
 
-def trend(answers: Answers, cv: float, half_s: float, samples_per_prompt: int) -> Trend | None:
+def trend(answers: Answers, cv: float, half_s: float, samples_per_prompt: int, prefix: str = "") -> Trend | None:
     """The growth of the mean length between two adjacent windows of ``half_s`` seconds; None if one of them was not seen.
 
     ln(m₂/m₁)/half, with standard error cv·√(1/n₁ + 1/n₂)/half, where n counts independent draws: the samples of a group
     share a prompt, so n = samples/(1 + (S − 1)·r) with the correlation r of ``GROUP_CORRELATION``. With too few samples to tell,
-    the trend is 0 with an infinite error.
+    the trend is 0 with an infinite error. ``prefix``: what the names of the halves begin with; nothing for the job's own.
     """
-    early_n, late_n = answers.number("early_count"), answers.number("late_count")
+    early_n, late_n = answers.number(f"{prefix}early_count"), answers.number(f"{prefix}late_count")
     if early_n is None or late_n is None:
         return None
-    early, late = answers.ratio("early_sum", "early_count"), answers.ratio("late_sum", "late_count")
+    early = answers.ratio(f"{prefix}early_sum", f"{prefix}early_count")
+    late = answers.ratio(f"{prefix}late_sum", f"{prefix}late_count")
     if not early or not late or min(early_n, late_n) < MIN_TREND_SAMPLES:
         return Trend(0.0, math.inf)
     design = 1.0 + (samples_per_prompt - 1) * GROUP_CORRELATION

@@ -44,6 +44,10 @@ class EngineMetrics:
     """Histogram whose sum over count is the mean seconds between two tokens of a sample."""
     generated: tuple[str, ...]
     """Counters: tokens generated. With a matcher in braces where only some series of a name count."""
+    request_tokens: str
+    """Histogram: tokens generated for a request, observed when it ends."""
+    aborted: str | None
+    """Counter: requests in that histogram that were cut off; None for an engine that does not count them one by one."""
     kv_tokens: str
     """Gauge: the KV room in tokens as its value; or, where ``kv_in_labels``, 1 with the room in its labels."""
     kv_in_labels: bool
@@ -58,7 +62,7 @@ class EngineMetrics:
         """The names to ask raw samples of: gauges for their value, counters for their freshness."""
         latencies = (f"{name}_count" for name in self.token_latency)
         generated = (name.partition("{")[0] for name in self.generated)
-        return (self.running, self.waiting, *self.kv_usage, *latencies, *generated)
+        return (self.running, self.waiting, *self.kv_usage, *latencies, *generated, f"{self.request_tokens}_count")
 
 
 @dataclass(frozen=True)
@@ -76,15 +80,15 @@ class Engine:
     words: tuple[tuple[str, ...], ...]
     """Words that start its server, next to each other on a command line; a program may stand there with its path."""
     images: tuple[str, ...]
-    """Names of images, without registry and tag, whose entry point is the server; what follows a dash in a name is a variant."""
-    source: str
-    """What the name of an image must hold for its tag to be the engine's own version."""
+    """Names of images, without registry and tag, whose entry point is the server; what follows a dash in a name is a variant. The tags of those without one are the engine's versions."""
     shutdown_timeout: Flag | None
     """The argument by which a server that is told to end finishes what runs, in seconds; None for one that does so by itself."""
     shutdown_since: tuple[int, int]
     """The version that has it."""
     max_running: Flag
     """The argument for the most running samples."""
+    batch_tokens: tuple[str, ...]
+    """The argument for the most tokens of an iteration, under all its names, where a server does not start with fewer than samples may run."""
     tensor_parallel: Flag
     """The argument for the tensor-parallel width."""
     widths: tuple[str, ...]
@@ -93,6 +97,8 @@ class Engine:
     """Further arguments without which a server can't be reached or measured."""
     drainable: Flag | None
     """What lets a preStop hook count requests while the server is paused, where its gauges stand still; None if they don't."""
+    lengths: Flag | None
+    """What lets older versions export the tokens of requests; None where all do."""
     environment: Mapping[str, str]
     """Variables that its containers get unless they set them."""
     metrics: EngineMetrics
@@ -111,14 +117,15 @@ VLLM = Engine(
         ("-m", "vllm.entrypoints.cli.main", "serve"),
     ),
     images=("vllm-openai",),
-    source="vllm",
     shutdown_timeout=Flag(("--shutdown-timeout",)),
     shutdown_since=(0, 18),
     max_running=Flag(("--max-num-seqs",), "$(RLJOB_MAX_RUNNING)"),
+    batch_tokens=("--max-num-batched-tokens",),
     tensor_parallel=Flag(("--tensor-parallel-size", "-tp"), "$(RLJOB_TENSOR_PARALLEL)"),
     widths=("--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp", "--data-parallel-size", "-dp"),
     needed=(),
     drainable=Flag(("--enable-server-load-tracking",)),
+    lengths=None,
     environment={},
     metrics=EngineMetrics(
         running="vllm:num_requests_running",
@@ -127,6 +134,9 @@ VLLM = Engine(
         kv_usage=("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
         token_latency=("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds"),
         generated=("vllm:generation_tokens_total",),
+        request_tokens="vllm:request_generation_tokens",
+        # A client that goes away is in neither of the two: what is cut off on its behalf is forgotten before it is counted.
+        aborted='vllm:request_success_total{finished_reason="abort"}',
         kv_tokens="vllm:cache_config_info",
         kv_in_labels=True,
         parts=("engine",),
@@ -141,11 +151,11 @@ SGLANG = Engine(
     metrics_path="/metrics",
     words=(("-m", "sglang.launch_server"), ("sglang", "serve")),
     images=(),
-    source="sglang",
     # Told to end, it lets what runs finish, however long that takes, and says 503 on /health meanwhile.
     shutdown_timeout=None,
     shutdown_since=(0, 0),
     max_running=Flag(("--max-running-requests",), "$(RLJOB_MAX_RUNNING)"),
+    batch_tokens=(),
     tensor_parallel=Flag(("--tensor-parallel-size", "--tp-size", "--tp"), "$(RLJOB_TENSOR_PARALLEL)"),
     widths=(
         "--tensor-parallel-size",
@@ -160,6 +170,7 @@ SGLANG = Engine(
     # It listens on 127.0.0.1 by itself, where nobody outside of the pod reaches it.
     needed=(Flag(("--host",), "0.0.0.0"), Flag(("--enable-metrics",))),
     drainable=None,
+    lengths=Flag(("--collect-tokens-histogram",)),
     # By default /health generates a token, which a server that is paused for new weights can't: its pod would turn unready in each update.
     environment={"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "false"},
     metrics=EngineMetrics(
@@ -169,6 +180,9 @@ SGLANG = Engine(
         token_latency=("sglang:inter_token_latency_seconds",),
         # The second one counts a sample's tokens when the sample ends, in lumps; the first goes along, but older versions lack it.
         generated=('sglang:realtime_tokens_total{mode="decode"}', "sglang:generation_tokens_total"),
+        request_tokens="sglang:generation_tokens_histogram",
+        # Its counter of aborted requests counts a call that aborts all of them as one.
+        aborted=None,
         kv_tokens="sglang:max_total_num_tokens",
         kv_in_labels=False,
         parts=("dp_rank", "is_streaming"),

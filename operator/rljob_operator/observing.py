@@ -127,7 +127,9 @@ class Observer:
                 False, "MetricsMissing", "; ".join(telemetry.missing[:3]) + "; until then nothing is resized"
             )
         else:
-            verdict = Verdict(True, "MetricsFound", "all metrics of the job are there")
+            verdict = Verdict(
+                True, "MetricsFound", "; ".join(("all metrics of the job are there", *telemetry.stand_ins))
+            )
         this.verdicts[ConditionType.METRICS_AVAILABLE] = verdict
         in_move = this.before.rebalance is not None
         old = this.before.observed
@@ -150,7 +152,7 @@ class Observer:
                 staleness_mean=rounded(mean, 3),
                 staleness_max=rounded(largest, 3),
                 queue_groups=rounded(telemetry.queue_groups.value, 3),
-                in_flight_samples=rounded(telemetry.in_flight_samples.value, 3),
+                in_flight_samples=rounded(telemetry.in_flight.value, 3),
                 response_tokens_mean=rounded(telemetry.response_tokens_mean.value, 3),
                 kv_usage=rounded(telemetry.kv_usage.value, 2),
                 gpus_held=this.held_gpus,

@@ -105,6 +105,9 @@ def _windowed(selector: str, window_s: float, *, environment: bool, engine: Engi
     for key, window in (("late", f"[{half}]"), ("early", f"[{half}] offset {half}")):
         found[f"{key}_sum"] = total("rljob_response_tokens_sum", window)
         found[f"{key}_count"] = total("rljob_response_tokens_count", window)
+    if not environment:
+        # With an environment a request is a turn of a sample, and its length nobody's business.
+        found |= _of_requests(selector, window_s, engine)
     return found | {
         "staleness_bucket": buckets("rljob_sample_staleness_versions"),
         "staleness_max": f"max(max_over_time(rljob_sample_staleness_max_versions{{{selector}}}{w}))",
@@ -118,6 +121,27 @@ def _windowed(selector: str, window_s: float, *, environment: bool, engine: Engi
         "latency_count": per_pod("rate", tuple(f"{name}_count" for name in engine.token_latency)),
         "generated": per_pod("rate", engine.generated),
     }
+
+
+def _of_requests(selector: str, window_s: float, engine: EngineMetrics) -> dict[str, str]:
+    """The lengths of requests that samplers finished, which stand in where a job has no distribution of its own."""
+    w, half, name = f"[{_ms(window_s)}]", _ms(window_s / 2), engine.request_tokens
+    parts = ", ".join(("pod", *engine.parts))
+
+    def total(series: str, window: str) -> str:
+        bare, _, matchers = series.partition("{")
+        wished = ",".join(part for part in (matchers.rstrip("}"), selector) if part)
+        return f"sum(max by ({parts}) (increase({bare}{{{wished}}}{window})))"
+
+    found = {
+        "request_bucket": f"sum by (le) (max by (le, {parts}) (increase({name}_bucket{{{selector}}}{w})))",
+    }
+    windows = {"request": w, "request_late": f"[{half}]", "request_early": f"[{half}] offset {half}"}
+    for key, window in windows.items():
+        found[f"{key}_sum"], found[f"{key}_count"] = total(f"{name}_sum", window), total(f"{name}_count", window)
+    if engine.aborted is not None:
+        found["request_aborted"] = total(engine.aborted, w)
+    return found
 
 
 def _ms(seconds: float) -> str:

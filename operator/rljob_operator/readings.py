@@ -252,6 +252,8 @@ class Telemetry:
     """Samples that a step consumed."""
     trained_tokens_per_sample: Reading[float] = field(default_factory=_missing)
     """Response tokens of a trained sample."""
+    in_flight_at_samplers: Reading[float] = field(default_factory=_missing)
+    """Samples that samplers run or let wait, where they can stand in for those in flight; missing where they can't or nobody needs them."""
     response_lengths: Reading[LengthHistogram] = field(default_factory=Reading.missing)
     """Lengths of the responses of the window, uncorrected."""
     response_trend: Reading[Trend] = field(default_factory=Reading.missing)
@@ -264,8 +266,16 @@ class Telemetry:
     """Per sampler pod: every pod that the API server shows as ready, and others that still report."""
     ready_samplers: frozenset[str] = frozenset()
     """The sampler pods that count for fleet quantities."""
+    stand_ins: tuple[str, ...] = ()
+    """What is known from elsewhere than the job's own metrics, one sentence each without a full stop; empty if nothing is."""
     missing: tuple[str, ...] = ()
     """What is unknown and what to do about it, one sentence each; empty if all is known."""
+
+    @property
+    def in_flight(self) -> Reading[float]:
+        """Samples submitted and not finished: as the job says, else as many as are seen at the samplers."""
+        said = self.in_flight_samples
+        return self.in_flight_at_samplers if said.state is ReadingState.MISSING else said
 
     @property
     def response_tokens_mean(self) -> Reading[float]:

@@ -28,9 +28,11 @@ def remedies(
     trainer_pods: Collection[str],
     anything: frozenset[str],
     engine: Engine = VLLM,
+    doubt: str | None = None,
 ) -> tuple[str, ...]:
     """One sentence for each thing that is unknown, most telling first; empty if all that decisions need is known.
 
+    ``doubt``: why lengths of the samplers' requests don't stand in for the job's, if that was looked at.
     ``series``: label matchers by which the job's series were asked for. ``anything``: names of which any sample was seen, fresh or not. What is unknown only because the present layout is too
     young or no step has ended in it is no fault, and not listed.
     """
@@ -41,7 +43,7 @@ def remedies(
             "rljob_runtime.Reporter serves in them"
         )
     else:
-        found += _job_remedies(telemetry)
+        found += _job_remedies(telemetry, doubt)
         if trainer_pods and not telemetry.layout_generation.known:
             found.append(
                 f"rljob_layout_generation is {telemetry.layout_generation.state} for one of the trainer pods "
@@ -50,11 +52,11 @@ def remedies(
     return (*found, *_sampler_remedies(telemetry, series, engine))
 
 
-def _job_remedies(telemetry: Telemetry) -> list[str]:
+def _job_remedies(telemetry: Telemetry, doubt: str | None) -> list[str]:
     now: dict[str, Reading[float] | Reading[int]] = {
         "rljob_policy_version": telemetry.policy_version,
         "rljob_queue_depth_groups": telemetry.queue_groups,
-        "rljob_inflight_samples": telemetry.in_flight_samples,
+        "rljob_inflight_samples": telemetry.in_flight,
     }
     stale = [name for name, reading in now.items() if reading.state is ReadingState.STALE]
     if len(stale) == len(now):
@@ -69,12 +71,18 @@ def _job_remedies(telemetry: Telemetry) -> list[str]:
             "rljob_train_step_seconds": telemetry.train_step_s.state,
             "rljob_response_tokens": telemetry.response_lengths.state,
         }
-        found += [_of_name(name, state) for name, state in windowed.items() if state is not ReadingState.VALUE]
+        found += [
+            _of_name(name, state, doubt if name == "rljob_response_tokens" else None)
+            for name, state in windowed.items()
+            if state is not ReadingState.VALUE
+        ]
     return found
 
 
-def _of_name(name: str, state: ReadingState) -> str:
-    return f"{name} is {state}: {_CALLS[name]}"
+def _of_name(name: str, state: ReadingState, doubt: str | None = None) -> str:
+    if doubt is None:
+        return f"{name} is {state}: {_CALLS[name]}"
+    return f"{name} has no distribution, and {doubt}: {_CALLS[name]}"
 
 
 def _sampler_remedies(telemetry: Telemetry, series: str, engine: Engine) -> list[str]:

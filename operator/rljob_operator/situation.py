@@ -157,7 +157,7 @@ def unknown_now(telemetry: Telemetry) -> tuple[str, ...]:
         {
             "the policy version": telemetry.policy_version,
             "the queue depth": telemetry.queue_groups,
-            "the samples in flight": telemetry.in_flight_samples,
+            "the samples in flight": telemetry.in_flight,
             "the acknowledged layout generation": telemetry.layout_generation,
             "the running samples of a sampler pod": telemetry.running,
             "the KV use of a sampler pod": telemetry.kv_usage,

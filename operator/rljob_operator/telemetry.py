@@ -16,13 +16,15 @@ A pod that two scrape configurations reach counts once: samples are first reduce
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 from collections.abc import Collection
 from dataclasses import replace
 
 from rljob_operator import promql
-from rljob_operator.answers import Answers, histogram, over, quantile, steps_and_period, trend
+from rljob_operator.answers import Answers, over, quantile, steps_and_period
 from rljob_operator.engines import VLLM, Engine
+from rljob_operator.length_source import lengths_of
 from rljob_operator.prometheus import Prometheus as Prometheus
 from rljob_operator.prometheus import PrometheusError as PrometheusError
 from rljob_operator.prometheus import Series
@@ -33,6 +35,7 @@ from rljob_operator.readings import ReadingState as ReadingState
 from rljob_operator.readings import SamplerTelemetry as SamplerTelemetry
 from rljob_operator.readings import Telemetry as Telemetry
 from rljob_operator.readings import Trend as Trend
+from rljob_operator.readings import combined
 from rljob_operator.readings import corrected_lengths as corrected_lengths
 from rljob_operator.readings import finished_age_s as finished_age_s
 from rljob_operator.remedies import remedies
@@ -42,6 +45,8 @@ MIN_SCRAPES = 4
 
 STALE_SCRAPES = 3.0
 """Age from which a sample is stale, in scrape intervals: one missed scrape is a hiccup, three are none."""
+
+IN_FLIGHT = "rljob_inflight_samples"
 
 WINDOW_PERIODS = 8.0
 """Periods that a window should span, so that a mean over it rests on more than one or two steps."""
@@ -111,7 +116,9 @@ async def observe(
         found.append(answer)
     view = Answers(asked.sorted_out(found), now, STALE_SCRAPES * scrape_s, engine.metrics)
     try:
-        telemetry = _read(view, nothing, series, trainer_pods, samples_per_prompt, max_response_tokens, engine)
+        telemetry = _read(
+            view, nothing, series, trainer_pods, samples_per_prompt, max_response_tokens, engine, environment_turns
+        )
         return (
             _with_environment(telemetry, view, environment_turns) if "environment_sum" in asked.computed else telemetry
         )
@@ -140,20 +147,54 @@ def _read(
     samples_per_prompt: int,
     max_response_tokens: int | None,
     engine: Engine,
+    environment_turns: int | None,
 ) -> Telemetry:
     """The telemetry behind the answers; ``nothing`` is the same with all of it unknown. ArithmeticError or ValueError on nonsense."""
     telemetry = replace(
         nothing,
         policy_version=view.newest("rljob_policy_version").map(round),
         queue_groups=view.newest("rljob_queue_depth_groups"),
-        in_flight_samples=view.newest("rljob_inflight_samples"),
+        in_flight_samples=view.newest(IN_FLIGHT),
         layout_generation=view.smallest("rljob_layout_generation", trainer_pods).map(round),
         samplers=view.samplers(nothing.ready_samplers),
     )
+    if not environment_turns and IN_FLIGHT not in view.anything and telemetry.policy_version.known:
+        telemetry = _with_in_flight(telemetry)
+    doubt = None
     if telemetry.window_s > 0:
-        telemetry = _windowed(telemetry, view, telemetry.window_s, samples_per_prompt, max_response_tokens)
-    missing = remedies(telemetry, series, trainer_pods=trainer_pods, anything=view.anything, engine=engine)
+        telemetry = _windowed(telemetry, view, telemetry.window_s)
+        lengths = lengths_of(
+            view,
+            window_s=telemetry.window_s,
+            period=telemetry.period_s,
+            samplers=telemetry.ready_samplers,
+            engine=engine,
+            samples_per_prompt=samples_per_prompt,
+            max_response_tokens=max_response_tokens,
+            environment_turns=environment_turns,
+        )
+        doubt, words = lengths.doubt, () if lengths.from_samplers is None else (lengths.from_samplers,)
+        telemetry = replace(
+            telemetry,
+            response_lengths=lengths.histogram,
+            response_trend=lengths.trend,
+            stand_ins=(*telemetry.stand_ins, *words),
+        )
+    missing = remedies(telemetry, series, trainer_pods=trainer_pods, anything=view.anything, engine=engine, doubt=doubt)
     return replace(telemetry, missing=missing)
+
+
+def _with_in_flight(telemetry: Telemetry) -> Telemetry:
+    """The telemetry of a job that does not say what is in flight, with what its samplers have: a request is a sample there.
+
+    What waits in front of the samplers is not seen. No decision takes the number itself, but one of a job of which nobody
+    knows whether anything is under way is none.
+    """
+    seen = combined([telemetry.running, telemetry.waiting], math.fsum)
+    if not seen.known:
+        return telemetry
+    words = f"samples in flight are those that run or wait at the samplers, since the job exports no {IN_FLIGHT}"
+    return replace(telemetry, in_flight_at_samplers=seen, stand_ins=(words,))
 
 
 def _with_environment(telemetry: Telemetry, view: Answers, turns: int | None) -> Telemetry:
@@ -169,16 +210,12 @@ def _with_environment(telemetry: Telemetry, view: Answers, turns: int | None) ->
     )
 
 
-def _windowed(
-    telemetry: Telemetry, view: Answers, window_s: float, samples_per_prompt: int, max_response_tokens: int | None
-) -> Telemetry:
-    """The telemetry with everything that covers the window."""
+def _windowed(telemetry: Telemetry, view: Answers, window_s: float) -> Telemetry:
+    """The telemetry with everything that covers the window but lengths."""
     steps, period = steps_and_period(view.rows["versions"])
     version = view.newest("rljob_policy_version")
     staleness = view.newest("rljob_sample_staleness_versions_count")
-    response = view.newest("rljob_response_tokens_count")
     trained = view.newest("rljob_trained_samples_total")
-    lengths = histogram(view.rows["response_bucket"], view.number("response_sum"), max_response_tokens)
     samples, tokens = view.number("samples"), view.number("tokens")
     return replace(
         telemetry,
@@ -199,8 +236,4 @@ def _windowed(
         # Steps counted by a counter: extrapolated like the samples, so the extrapolation cancels.
         trained_samples_per_step=over(trained, view.ratio("samples", "train_step_count")),
         trained_tokens_per_sample=over(trained, tokens / samples if samples and tokens else None),
-        response_lengths=over(response, lengths),
-        response_trend=over(
-            response, None if lengths is None else trend(view, lengths.cv, window_s / 2, samples_per_prompt)
-        ),
     )

@@ -52,6 +52,7 @@ OLD_ENGINE = "s-3"
 TRAINERS = ("t-0", "t-1")
 EDGES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000)
 MAX_TOKENS = 20_000
+SGLANG_EDGES = (100, 300, 500, 700, 1000, 1500, 2000, 3000, 4000, 5000, 6000, 7000, 8000, 9000, 10000, 12500, 15000)
 
 _QUANTILES = [NormalDist().inv_cdf((i + 0.5) / SAMPLES_PER_STEP) for i in range(SAMPLES_PER_STEP)]
 
@@ -76,12 +77,12 @@ class _Page:
         every = {"pod": pod, "rljob_dev_uid": UID, "rljob_dev_role": role, **labels}
         self.values[name, tuple(sorted(every.items()))] = value
 
-    def histogram(self, name: str, pod: str, samples: list[float], edges: tuple[float, ...]) -> None:
+    def histogram(self, name: str, pod: str, samples: list[float], edges: tuple[float, ...], **labels: str) -> None:
         for edge in (*edges, math.inf):
             le = "+Inf" if math.isinf(edge) else f"{float(edge)}"
-            self.set(f"{name}_bucket", sum(sample <= edge for sample in samples), pod, le=le)
-        self.set(f"{name}_sum", math.fsum(samples), pod)
-        self.set(f"{name}_count", len(samples), pod)
+            self.set(f"{name}_bucket", sum(sample <= edge for sample in samples), pod, le=le, **labels)
+        self.set(f"{name}_sum", math.fsum(samples), pod, **labels)
+        self.set(f"{name}_count", len(samples), pod, **labels)
 
 
 def _page(at_s: int, engine: Engine = VLLM) -> _Page:
@@ -105,9 +106,14 @@ def _page(at_s: int, engine: Engine = VLLM) -> _Page:
     page.histogram("rljob_response_tokens", "t-0", lengths, EDGES)
     page.histogram("rljob_environment_seconds", "t-0", [ENVIRONMENT_S] * (SAMPLES_PER_STEP * steps), (1, 10, 100))
     if engine is SGLANG:
-        _sglang(page, elapsed)
+        _sglang(page, elapsed, lengths)
         return page
-    for pod in SAMPLERS:
+    for number, pod in enumerate(SAMPLERS):
+        own = {"engine": "0", "model_name": "m"}
+        # Each finished every fourth request: a quarter of a step's lengths, evenly from short to long.
+        page.histogram("vllm:request_generation_tokens", pod, lengths[number :: len(SAMPLERS)], EDGES, **own)
+        page.set("vllm:request_success_total", len(lengths) / len(SAMPLERS), pod, **own, finished_reason="stop")
+        page.set("vllm:request_success_total", 0, pod, **own, finished_reason="abort")
         old = pod == OLD_ENGINE
         usage = "vllm:gpu_cache_usage_perc" if old else "vllm:kv_cache_usage_perc"
         latency = "vllm:time_per_output_token_seconds" if old else "vllm:inter_token_latency_seconds"
@@ -124,12 +130,12 @@ def _page(at_s: int, engine: Engine = VLLM) -> _Page:
     return page
 
 
-def _sglang(page: _Page, elapsed: int) -> None:
+def _sglang(page: _Page, elapsed: int, lengths: list[float]) -> None:
     """The same fleet under SGLang: one with two data-parallel engines, one whose ranks all speak, one that breaks its totals down by
     priority, and an older one.
     """
     tokens = RUNNING * elapsed / ITERATION_S
-    for pod in SAMPLERS:
+    for number, pod in enumerate(SAMPLERS):
         dp = ("0", "1") if pod == "s-0" else ("0",)
         tp = ("0", "1") if pod == "s-1" else ("0",)
         shares = [(share, rank) for share in dp for rank in tp]
@@ -149,6 +155,9 @@ def _sglang(page: _Page, elapsed: int) -> None:
         http = {"engine_type": "unified", "model_name": "m"}
         page.set("sglang:inter_token_latency_seconds_sum", RUNNING * elapsed, pod, **http)
         page.set("sglang:inter_token_latency_seconds_count", tokens, pod, **http)
+        page.histogram(
+            "sglang:generation_tokens_histogram", pod, lengths[number :: len(SAMPLERS)], SGLANG_EDGES, **http
+        )
         page.set("sglang:generation_tokens_total", 0.75 * tokens, pod, **http, is_streaming="true")
         page.set("sglang:generation_tokens_total", 0.25 * tokens, pod, **http, is_streaming="false")
 
@@ -221,6 +230,7 @@ async def record(engine: Engine = VLLM) -> dict[str, Any]:
             recorder = Recorder(session, url)
             await look(recorder, engine=engine)
             await look(recorder, since=None, engine=engine)
+            await look(recorder, environment_turns=None, engine=engine)
             return dict(sorted(recorder.answers.items()))
 
 
