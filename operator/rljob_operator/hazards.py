@@ -13,18 +13,17 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rljob_operator.engines import ENGINES, Engine
-from rljob_operator.serving import (
-    EXIT_S,
-    SETTLE_S,
+from rljob_operator.server_command import (
     Form,
     Server,
-    drains,
-    grace_s,
-    hook_s,
-    knows_shutdown_timeout,
+    declared,
+    known_port,
+    listening,
+    reached,
     server_of,
     version_of,
 )
+from rljob_operator.serving import EXIT_S, SETTLE_S, drains, grace_s, hook_s, knows_shutdown_timeout
 from rljob_planner.api.spec import RLJob
 
 KUBERNETES_GRACE_S = 30
@@ -67,7 +66,7 @@ def _sampler_hazards(job: RLJob, template: Mapping[str, Any]) -> Iterator[str]:
     stated = spec.get("terminationGracePeriodSeconds")
     grace = float(KUBERNETES_GRACE_S if stated is None else stated)
     yield from _ending(job, where, container, engine, server, grace)
-    yield from _probes(where, container, engine)
+    yield from _probes(where, container, engine, server)
     if server.form is Form.SHELL:
         yield from _shell(where, server, engine)
 
@@ -110,9 +109,17 @@ def _ending(
     left = grace - EXIT_S - (0.0 if waits else before)
     has = min(left, (timeout + (before if waits else 0.0)) if timeout is not None else left)
     if has + EXIT_S + SETTLE_S < drain:
+        filled = engine.shutdown_timeout is None or (
+            server.form is Form.ARGUMENTS and knows_shutdown_timeout(str(container.get("image") or ""), engine)
+        )
+        instead = (
+            "leave out terminationGracePeriodSeconds and --shutdown-timeout where they are set (the operator fills them in)"
+            if filled
+            else f"leave out terminationGracePeriodSeconds, write --shutdown-timeout={math.ceil(drain)}"
+        )
         yield (
-            f"{where}: an eviction leaves running samples {has:g} s, and spec.sampler.drainTimeout {drain:g} s for what a move takes: leave out "
-            f"terminationGracePeriodSeconds and --shutdown-timeout where they are set (the operator fills them in), or write drainTimeout: {max(1, math.floor(has))}s"
+            f"{where}: an eviction leaves running samples {has:g} s, and spec.sampler.drainTimeout {drain:g} s for what a move takes: "
+            f"{instead}, or write drainTimeout: {max(1, math.floor(has))}s"
         )
 
 
@@ -132,18 +139,24 @@ def _shutdown_timeout(engine: Engine, server: Server) -> float | None:
 def _aborts(where: str, container: Mapping[str, Any], engine: Engine, server: Server, drain: float) -> str:
     image = str(container.get("image") or "")
     so = f"so that {engine.title} aborts running samples at once when an eviction or a deletion ends its pod"
-    if not knows_shutdown_timeout(image, engine):
+    knows, stated = knows_shutdown_timeout(image, engine), server.flag("--shutdown-timeout") is not None
+    since = ".".join(str(part) for part in engine.shutdown_since)
+    if knows is None and not stated:
+        return (
+            f"{where}: --shutdown-timeout is missing, {so}: write --shutdown-timeout={math.ceil(drain)} if its {engine.title} is {since} or later, "
+            "which the image does not say, else a preStop hook that waits (rljob_runtime drain)"
+        )
+    if knows is False:
         version = ".".join(str(part) for part in version_of(image, engine) or ())
-        since = ".".join(str(part) for part in engine.shutdown_since)
         return (
             f"{where}: {engine.title} {version} has no --shutdown-timeout, {so}: take an image of {since} or later, or a preStop hook "
             "that waits (rljob_runtime drain)"
         )
-    said = "is 0" if server.flag("--shutdown-timeout") is not None else "is missing"
+    said = "is 0" if stated else "is missing"
     return f"{where}: --shutdown-timeout {said}, {so}: write --shutdown-timeout={math.ceil(drain)}"
 
 
-def _probes(where: str, container: Mapping[str, Any], engine: Engine) -> Iterator[str]:
+def _probes(where: str, container: Mapping[str, Any], engine: Engine, server: Server) -> Iterator[str]:
     live = container.get("livenessProbe") or {}
     if live.get("httpGet") or live.get("exec"):
         timeout = float(live.get("timeoutSeconds") or 1)
@@ -155,15 +168,27 @@ def _probes(where: str, container: Mapping[str, Any], engine: Engine) -> Iterato
                 "periodSeconds: 10, failureThreshold: 12"
             )
     if not container.get("readinessProbe"):
+        so = "has no readinessProbe, so that its endpoint is in the layout before the model is loaded, and while the engine is dead"
         yield (
-            f"{where} has no readinessProbe, so that its endpoint is in the layout before the model is loaded, and while the engine is dead: "
+            f"{where} {so}: {_port(container, engine, server)}"
             f"write readinessProbe: {{httpGet: {{path: {engine.health}, port: …}}, timeoutSeconds: 10}}"
         )
 
 
+def _port(container: Mapping[str, Any], engine: Engine, server: Server) -> str:
+    """Where a probe was not added for want of a port: which one to declare, as the beginning of a remedy; empty where something else is in the way."""
+    if not server.visible or not reached(server, engine) or known_port(container, engine) is not None:
+        return ""
+    said, ports = listening(server, engine), declared(container)
+    if said is None:
+        hidden = "in the file of --config" if server.flag("--port") is None else f"{server.flag('--port')!r}"
+        return f"its port ({hidden}) can't be read from the template: declare it under ports, or "
+    return f"its arguments say port {said}, and its ports {', '.join(map(str, ports))}: declare {said} under ports, or "
+
+
 def _shell(where: str, server: Server, engine: Engine) -> Iterator[str]:
     several = re.search(r"[;|\n]|&&", server.text.strip().replace("\\\n", " ")) is not None
-    if several and not {"exec", "trap"} & set(server.words):
+    if several and not re.search(r"\b(exec|trap)\b", server.text):
         yield (
             f"{where}: the shell that starts {engine.title} is told to end in its place and does not hand that on, so that running samples are "
             "killed when the grace period is over: write exec before the server's command"

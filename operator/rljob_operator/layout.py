@@ -16,7 +16,7 @@ from typing import Any
 
 from rljob_operator.engines import VLLM, Engine
 from rljob_operator.gate import Pod, is_ready, is_terminal, is_terminating, name_of, natural
-from rljob_operator.serving import serving_port
+from rljob_operator.server_command import serving_port
 from rljob_planner.split import Split
 
 LAYOUT_FILE = "layout.json"
@@ -210,7 +210,7 @@ def url_of(pod: Pod, engine: Engine = VLLM) -> str:
 
 
 def server_port(pod_spec: Mapping[str, Any], engine: Engine) -> int:
-    """The port of a sampler's server: the first that the first container declares, else what its arguments say, else the engine's own."""
+    """The port of a sampler's server (``serving_port`` of its first container)."""
     containers = pod_spec.get("containers") or ()
     return serving_port(containers[0], engine) if containers else engine.port
 

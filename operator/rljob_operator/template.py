@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rljob_operator import queueing, serving, width
@@ -173,7 +173,23 @@ def template_notes(job: RLJob, split: Split) -> tuple[str, ...]:
                 f"spec.{role}.template asks for {written[0]} {resource}; its pods get {gpus}, the GPUs of a {role} replica: "
                 f"set spec.{role}.gpusPerReplica to choose"
             )
-    return tuple(notes)
+    return (*notes, *_engine_notes(job, split))
+
+
+def _engine_notes(job: RLJob, split: Split) -> Iterator[str]:
+    """Which arguments are left out since they would go against what the user wrote."""
+    template, engine = template_of(job.spec, SAMPLER), ENGINES[job.spec.sampler.engine]
+    containers = (template.get("spec") or {}).get("containers") or ()
+    if not containers or not job.spec.sampler.engine_defaults:
+        return
+    container = _container(job, SAMPLER, split, containers[0])
+    over = serving.running_over(container, engine)
+    flag, limit = engine.max_running.names[0], engine.batch_tokens
+    if over is not None:
+        yield (
+            f"spec.sampler.template says {limit[0]} {over[0]}, with which {engine.title} would not start for the {over[1]} running samples of the plan, "
+            f"so that {flag} is left out: write a larger one, or sampler.maxRunning"
+        )
 
 
 def labels_of(job: RLJob, role: str) -> dict[str, str]:

@@ -9,8 +9,9 @@ import pytest
 from rljob_operator.children import sampler_workload, services
 from rljob_operator.engines import SGLANG, VLLM
 from rljob_operator.layout import endpoints_of
-from rljob_operator.serving import Form, hook_s, server_of, serving_port, version_of
-from rljob_operator.template import TemplateError, pod_template
+from rljob_operator.server_command import Form, server_of, serving_port, version_of
+from rljob_operator.serving import hook_s
+from rljob_operator.template import TemplateError, pod_template, template_notes
 from rljob_planner.api.spec import RLJob
 from rljob_planner.split import Split
 from tests.operator.objects import SPLIT, job
@@ -233,9 +234,35 @@ def test_a_pod_on_its_nodes_network_declares_no_port() -> None:
     assert first(template)["readinessProbe"]["httpGet"]["port"] == 8000
 
 
-def test_a_server_that_nobody_outside_reaches_is_not_probed() -> None:
-    container = {**OFFICIAL, "args": ["--model=m", "--host", "127.0.0.1"]}
-    assert "readinessProbe" not in first(made(container))
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["--host", "127.0.0.1"],
+        ["--host=$(HOST)"],
+        ["--uds", "/run/vllm.sock"],
+        # Where it listens is not known.
+        ["--port=$(PORT)"],
+        ["--config=/etc/vllm.yaml"],
+    ],
+)
+def test_a_server_that_no_probe_would_reach_is_not_probed(args: list[str]) -> None:
+    """Its pod would never be ready, and be started again every two hours."""
+    env = [{"name": "HOST", "value": "localhost"}, {"name": "PORT", "valueFrom": {"fieldRef": {"fieldPath": "x"}}}]
+    template = made({**OFFICIAL, "args": ["--model=m", *args], "env": env})
+    assert not {"readinessProbe", "startupProbe", "ports"} & set(first(template))
+    assert "annotations" not in template["metadata"]
+    assert first(template)["lifecycle"] == {"preStop": {"sleep": {"seconds": 5}}}
+
+
+def test_a_server_that_listens_to_its_own_container_alone_is_not_probed() -> None:
+    """SGLang does so unless it is told otherwise, which a shell's text is not."""
+    of = {"name": "s", "image": "x", "command": ["sh", "-c", "exec sglang serve m"]}
+    assert "readinessProbe" not in first(made(of, engine="sglang"))
+    of["command"] = ["sh", "-c", "exec sglang serve m --host 0.0.0.0"]
+    assert first(made(of, engine="sglang"))["readinessProbe"]["httpGet"]["port"] == 30000
+
+
+def test_an_encrypted_server_is_probed_as_such() -> None:
     encrypted = {**OFFICIAL, "args": ["--model=m", "--ssl-certfile=/tls/crt"]}
     assert first(made(encrypted))["readinessProbe"]["httpGet"]["scheme"] == "HTTPS"
 
@@ -255,26 +282,63 @@ def test_arguments_from_a_file_are_not_overridden() -> None:
 
 
 @pytest.mark.parametrize(
-    ("image", "version", "known"),
+    ("image", "version"),
     [
-        ("vllm/vllm-openai:v0.17.1", (0, 17), False),
-        ("vllm/vllm-openai:v0.18.0", (0, 18), True),
-        ("vllm/vllm-openai:v1.0.0-cu129", (1, 0), True),
-        ("vllm/vllm-openai:latest", None, True),
-        ("vllm/vllm-openai@sha256:0", None, True),
-        ("registry:5000/vllm-openai", None, True),
+        ("vllm/vllm-openai:v0.8.5.post1", (0, 8)),
+        ("vllm/vllm-openai:v0.17.1", (0, 17)),
+        ("vllm/vllm-openai:v0.18.0", (0, 18)),
+        ("mirror:5000/x/vllm-openai:0.33.0-cu129@sha256:0", (0, 33)),
+        ("vllm/vllm-openai:latest", None),
+        ("vllm/vllm-openai:nightly-0.33", None),
+        ("vllm/vllm-openai@sha256:0", None),
+        ("registry:5000/vllm-openai", None),
+        # Tags of other images: a date, a version of something else, an older engine in the middle of a name, one's own counting.
+        ("nvidia/vllm:25.09-py3", None),
+        ("rocm/vllm:rocm6.3.1_vllm_0.8.5", None),
+        ("team/vllm:0.33", None),
+        ("team/vllm-openai-own:0.33", None),
+        ("team/vllm-openai:2.1", None),
+        ("team/vllm-openai:0.20250901", None),
+        ("team/rollout:0.3", None),
+        ("x", None),
     ],
 )
-def test_an_argument_that_an_older_version_lacks_is_left_out(
-    image: str, version: tuple[int, int] | None, known: bool
+def test_an_argument_is_added_only_where_the_version_is_known_to_have_it(
+    image: str, version: tuple[int, int] | None
 ) -> None:
+    """A server that does not know an argument ends at once, in a template that ran without it."""
     assert version_of(image, VLLM) == version
-    args = first(made({"name": "v", "image": image, "args": ["--model=m"]}))["args"]
-    assert any(a.startswith("--shutdown-timeout") for a in args) is known
+    args = first(made({"name": "v", "image": image, "command": ["vllm", "serve"], "args": ["m"]}))["args"]
+    assert any(a.startswith("--shutdown-timeout") for a in args) is (version is not None and version >= (0, 18))
+    assert "--max-num-seqs=$(RLJOB_MAX_RUNNING)" in args, "which all versions know"
 
 
-def test_a_tag_of_somebody_elses_image_is_no_version() -> None:
-    assert version_of("team/rollout:0.3", VLLM) is None
+@pytest.mark.parametrize(
+    ("said", "added"),
+    [
+        ({"args": ["--max-num-batched-tokens", "32"]}, False),
+        ({"args": ["--max_num_batched_tokens=$(TOKENS)"], "env": [{"name": "TOKENS", "value": "63"}]}, False),
+        ({"args": ["--max-num-batched-tokens=8k"]}, False),
+        ({"args": ["--max-num-batched-tokens=64"]}, True),
+        ({"args": ["--max-num-seqs=8", "--max-num-batched-tokens=32"]}, False),
+        ({"args": ["--config=/etc/vllm.yaml", "--max-num-batched-tokens=32"]}, False),
+    ],
+)
+def test_an_engine_of_few_tokens_an_iteration_is_not_told_to_run_more_samples(said: Json, added: bool) -> None:
+    """vLLM does not start with fewer tokens an iteration than samples."""
+    of = job_of({**OFFICIAL, **said})
+    args = first(pod_template(of, "sampler", NARROW))["args"]
+    assert ("--max-num-seqs=$(RLJOB_MAX_RUNNING)" in args) is added
+    notes = template_notes(of, NARROW)
+    own = any(word.startswith(("--max-num-seqs", "--config")) for word in said["args"])
+    assert [("so that --max-num-seqs is left out" in note, "sampler.maxRunning" in note) for note in notes] == (
+        [] if added or own else [(True, True)]
+    )
+
+
+def test_what_is_not_added_is_no_news() -> None:
+    of = job_of({**OFFICIAL, "args": ["--max-num-batched-tokens=32"]}, engineDefaults=False)
+    assert template_notes(of, NARROW) == ()
 
 
 def test_the_defaults_can_be_turned_off() -> None:
