@@ -132,7 +132,10 @@ def explain(
             steps_total=spec.workload.steps,
             period_seconds=None if observed is None else observed.period_seconds,
             planned_period_seconds=None if plan is None else plan.period.mean,
-            sources=[] if plan is None else list(plan.sources),
+            sources=[
+                *(() if plan is None else plan.sources),
+                *((None if observed is None else observed.stand_ins) or ()),
+            ],
         ),
     )
 

@@ -95,7 +95,9 @@ class KnownJson(_Json):
     planned_period_seconds: float | None = Field(
         description="Planned period of the split in force, or of the one recommended."
     )
-    sources: list[str] = Field(description="What the plan rests on besides the spec.")
+    sources: list[str] = Field(
+        description="What the plan rests on besides the spec, and what the samplers tell in the job's place."
+    )
 
 
 class ExplanationJson(_Json):

@@ -157,6 +157,7 @@ class Observer:
                 kv_usage=rounded(telemetry.kv_usage.value, 2),
                 gpus_held=this.held_gpus,
                 layout_generation=telemetry.layout_generation.value,
+                stand_ins=telemetry.stand_ins or None,
             ),
         )
 

@@ -18,6 +18,7 @@ from aiohttp.test_utils import TestServer
 from rljob_operator.config import Config
 from rljob_operator.edges import Edges, Question
 from rljob_operator.engines import SGLANG, VLLM, Engine
+from rljob_operator.explain import explain
 from rljob_operator.length_source import AGREES
 from rljob_operator.observing import Observer
 from rljob_operator.questions import questions
@@ -264,15 +265,18 @@ async def test_a_status_says_whose_lengths_they_are(vllm: Asked) -> None:
     async def observe(url: str, question: Question) -> Telemetry:
         return await vllm.look()
 
-    async def message() -> str:
+    async def message() -> tuple[str, list[str]]:
         this, observer = a_pass(), Observer(Edges(observe), Config(prometheus_url="http://prometheus:9090"))
         await observer.look(this, 0.0, since_s=history.SINCE_S)
         assert observer.latest is not None
         observer.report(this, observer.latest)
         verdict = this.verdicts[ConditionType.METRICS_AVAILABLE]
         assert verdict.status is True
-        return verdict.message
+        return verdict.message, explain("rl", "team", this.spec, this.now).known.sources
 
-    assert await message() == "all metrics of the job are there"
+    assert await message() == ("all metrics of the job are there", [])
     vllm.without(*NO_BUCKETS)
-    assert "response lengths are vllm:request_generation_tokens of the samplers" in await message()
+    said, rests_on = await message()
+    (words,) = rests_on
+    assert words.startswith("response lengths are vllm:request_generation_tokens of the samplers")
+    assert said == f"all metrics of the job are there; {words}"

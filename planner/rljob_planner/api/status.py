@@ -146,6 +146,10 @@ class ObservedStatus(ApiModel):
     layout_generation: int | None = Field(
         default=None, description="Smallest layout generation that the trainer pods acknowledged."
     )
+    stand_ins: tuple[str, ...] | None = Field(
+        default=None,
+        description="What of it the samplers tell in the job's place, such as response lengths, and why; absent if nothing.",
+    )
 
 
 class CalibrationStatus(ApiModel):
