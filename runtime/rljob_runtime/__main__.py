@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from rljob_runtime.drain import Patience, drain
+from rljob_runtime.drain import Patience, drain, on_stderr
 from rljob_runtime.layout import DEFAULT_DIRECTORY
 from rljob_runtime.sampler import Sampler
 
@@ -61,7 +61,7 @@ def _parser() -> argparse.ArgumentParser:
         "--deadline",
         type=duration_s,
         required=True,
-        help="wait no longer: the pod's grace period less the server's shutdown timeout and 10 s",
+        help="wait no longer, however slowly the server answers: the pod's grace period less the server's shutdown timeout and 10 s",
     )
     command.add_argument("--settle", type=duration_s, default=3.0, help="without samples for so long (3s)")
     command.add_argument(
@@ -79,7 +79,6 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--layout", type=Path, default=Path(DEFAULT_DIRECTORY), help=f"({DEFAULT_DIRECTORY})")
     command.add_argument(
         "--pod",
-        type=_expanded,
         # Not HOSTNAME: on the host's network that is the node, which no layout lists.
         default=os.environ.get("POD_NAME", ""),
         help="this pod in the layout (environment POD_NAME); $(NAME) stands for an environment variable, here and in --url",
@@ -102,8 +101,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     patience = Patience(deadline_s=asked.deadline, settle_s=asked.settle, lag_s=asked.lag)
 
     def run() -> str:
-        sampler = Sampler(asked.url, timeout_s=asked.timeout, tracks_load=asked.tracked)
-        return drain(sampler, patience, layout=asked.layout, pod=asked.pod, say=say).value
+        try:
+            sampler = Sampler(asked.url, timeout_s=asked.timeout, tracks_load=asked.tracked)
+            return drain(sampler, patience, layout=asked.layout, pod=_pod(asked.pod, say), say=say).value
+        except Exception as error:
+            # A hook that fails has the server killed at once, one that ends has it stopped.
+            say(f"the drain itself failed ({error!r}), so the server is stopped now; please report this")
+            return "failed"
 
     if asked.listen is None:
         run()
@@ -116,6 +120,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _pod(text: str, say: Callable[[str], None]) -> str:
+    """The pod's name; empty, and said, where the environment does not hold it: samples are waited for without the layout as well."""
+    try:
+        return _expanded(text)
+    except argparse.ArgumentTypeError as error:
+        say(f"--pod {error}; so the layout is not asked, and the job gets --lag to learn that this sampler leaves")
+        return ""
+
+
 def _leave(*_: object) -> NoReturn:
     sys.exit(0)
 
@@ -123,12 +136,12 @@ def _leave(*_: object) -> NoReturn:
 def _sayer(log: Path | None) -> Callable[[str], None]:
     def say(text: str) -> None:
         line = f"rljob-runtime drain: {text}"
-        print(line, file=sys.stderr, flush=True)
+        on_stderr(line)
         if log is not None:
             try:
                 with log.open("a", encoding="utf-8") as file:
                     file.write(line + "\n")
-            except OSError:
+            except (OSError, ValueError):
                 # A log that can't be written is no reason to cut samples.
                 return
 

@@ -4,7 +4,7 @@ A sampler that is sent SIGTERM aborts its samples, or refuses new ones while it 
 finished before. The layout tells the job to give it nothing new; this waits until that has come about.
 
 When is it empty? The engine has to be seen without a sample for ``settle_s``, since a group that arrives one sample after the other
-leaves gaps. That is enough where the layout had listed the pod as draining. But a pod that is deleted or evicted was not listed before, and
+leaves gaps; a counter that moved between two looks at an idle engine is a sample, too. That is enough where the layout had listed the pod as draining. But a pod that is deleted or evicted was not listed before, and
 its own copy of the layout never changes again: a kubelet updates no volumes of a pod that terminates. So there the job gets
 ``lag_s`` to learn it from its own copy. What still arrives later is refused by the server and has to be sent elsewhere by the job.
 
@@ -15,6 +15,7 @@ fails: a kubelet stops the container at once when it does.
 from __future__ import annotations
 
 import math
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from rljob_runtime.layout import Layout, LayoutError
+from rljob_runtime.layout import Layout
 from rljob_runtime.sampler import Look, Sampler, State
 
 
@@ -75,7 +76,9 @@ class Vigil:
         A look without an answer changes nothing: the sampler is what it was seen to be last.
         """
         wait = self._patience
-        if look.state is not State.SILENT and look.state is not self._state:
+        # Samples shorter than the time between two looks are seen by the counters alone; without counters nothing tells.
+        between = look.state is State.IDLE and abs(look.progress - self._progress) > 0.0
+        if look.state is not State.SILENT and (look.state is not self._state or between):
             self._state, self._since_s = look.state, at_s
         if look.state is not State.SILENT and (look.progress != self._progress or look.halted or look.load > 0.0):
             # NaN differs from itself: without counters nothing is ever stuck.
@@ -92,15 +95,40 @@ class Vigil:
         return Outcome.DEADLINE if at_s >= wait.deadline_s else None
 
 
-def is_told(directory: Path | None, pod: str) -> bool:
-    """Whether the layout sends nothing new to ``pod``; False where there is no layout that says so."""
+class Listing(Enum):
+    """Where a pod stands in a layout."""
+
+    SERVING = "serving"
+    """It is given samples."""
+    LEAVING = "leaving"
+    """It gets nothing new."""
+    ABSENT = "absent"
+    """It is not there: the copy is older than the pod, or newer than its end, or the name is wrong."""
+    UNKNOWN = "unknown"
+    """There is no layout that says anything, or nobody knows the pod's name."""
+
+
+def listing(directory: Path | None, pod: str) -> Listing:
+    """What the layout in ``directory`` says of ``pod``."""
     if directory is None or not pod:
-        return False
+        return Listing.UNKNOWN
     try:
         layout = Layout.load(directory)
-    except LayoutError:
-        return False
-    return pod in layout.draining or pod not in {endpoint.pod for endpoint in layout.samplers.endpoints}
+    except Exception:
+        # Whatever is wrong with the layout: samples are waited for all the same.
+        return Listing.UNKNOWN
+    if pod in layout.draining:
+        return Listing.LEAVING
+    return Listing.SERVING if pod in {endpoint.pod for endpoint in layout.samplers.endpoints} else Listing.ABSENT
+
+
+def on_stderr(text: str) -> None:
+    """Print a line where a hook's errors go. A pipe that nobody reads any more is passed over: samples matter more than words."""
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except (OSError, ValueError):
+        # What could not be written would be tried again at the end of the process, and make a failure of its exit code.
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
 
 
 def drain(
@@ -109,29 +137,34 @@ def drain(
     *,
     layout: Path | None = None,
     pod: str = "",
-    say: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True),
+    say: Callable[[str], None] = on_stderr,
     every_s: float = 0.5,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Outcome:
-    """Wait until ``sampler`` may be stopped, and say how it went. Never raises but for what ends the process.
+    """Wait until ``sampler`` may be stopped, and say how it went: by the deadline at the latest, however slowly the sampler answers.
 
-    ``layout`` is the directory of the layout, ``pod`` this pod's name in it. Looks every ``every_s`` seconds.
+    Raises what ``say`` raises, and what ends the process. ``layout`` is the directory of the layout, ``pod`` this pod's name in it. Looks every ``every_s`` seconds.
     """
     begin, vigil = clock(), Vigil(patience)
-    told = is_told(layout, pod)
-    say(
-        f"draining {sampler.url} for at most {patience.deadline_s:g} s; "
-        + (f"the layout sends nothing new to {pod}" if told else "the layout does not say yet that this sampler leaves")
-    )
-    said_s, look = 0.0, Look(State.SILENT, why="not asked yet")
+    place = listing(layout, pod)
+    # Absent alone tells nothing: a copy that is older than the pod is never updated again once the pod terminates.
+    told, served = place is Listing.LEAVING, place is Listing.SERVING
+    say(f"draining {sampler.url} for at most {patience.deadline_s:g} s; {_first_words(place, layout, pod)}")
+    unasked = Look(State.SILENT, why=f"{sampler.url} not asked")
+    said_s, known = 0.0, unasked
     while True:
-        look = sampler.look()
-        told = told or is_told(layout, pod)
+        left_s = patience.deadline_s - (clock() - begin)
+        look = sampler.look(left_s) if left_s > 0.0 else unasked
+        place = listing(layout, pod)
+        served = served or place is Listing.SERVING
+        told = told or place is Listing.LEAVING or (served and place is Listing.ABSENT)
         at_s = clock() - begin
         outcome = vigil.see(at_s, look, told)
+        if look.state is not State.SILENT or (known.state is State.SILENT and look is not unasked):
+            known = look
         if outcome is not None:
-            say(_last_words(outcome, at_s, look))
+            say(_last_words(outcome, at_s, look, known))
             return outcome
         if at_s - said_s >= 10.0:
             said_s = at_s
@@ -139,7 +172,16 @@ def drain(
         sleep(max(0.0, min(every_s, patience.deadline_s - at_s)))
 
 
-def _last_words(outcome: Outcome, at_s: float, look: Look) -> str:
+def _first_words(place: Listing, layout: Path | None, pod: str) -> str:
+    if place is Listing.LEAVING:
+        return f"the layout sends nothing new to {pod}"
+    if place is Listing.ABSENT:
+        return f"the layout in {layout} has no pod {pod}: it is older than the pod, or this is not the pod's name"
+    return "the layout does not say yet that this sampler leaves"
+
+
+def _last_words(outcome: Outcome, at_s: float, look: Look, known: Look) -> str:
+    """What is said at the end; ``known`` is the last look that had an answer."""
     if outcome is Outcome.DRAINED:
         return f"drained after {at_s:.1f} s"
     if outcome is Outcome.GONE:
@@ -151,6 +193,6 @@ def _last_words(outcome: Outcome, at_s: float, look: Look) -> str:
     if outcome is Outcome.STUCK:
         return f"the server says {look}, but nothing moves: its clients went away, or its engine hangs; there is nothing to wait for"
     return (
-        f"the deadline is over after {at_s:.0f} s, with {look}; the server is stopped now and finishes what is left within its own shutdown "
+        f"the deadline is over after {at_s:.0f} s, with {known}; the server is stopped now and finishes what is left within its own shutdown "
         "timeout, or cuts it; raise --deadline (and the pod's grace period) if that happens often"
     )

@@ -21,6 +21,7 @@ import http.client
 import json
 import math
 import ssl
+import time
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
@@ -112,6 +113,7 @@ class Sampler:
         """Base URL."""
         self._timeout_s = timeout_s
         self._tracks_load: bool | None = tracks_load or None
+        self._until_s = math.inf
         self._absent: set[str] = set()
         # As a kubelet's probes: the server of this very pod, by an address that no certificate is made for.
         unchecked = ssl.create_default_context()
@@ -121,8 +123,9 @@ class Sampler:
             urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=unchecked)
         )
 
-    def look(self) -> Look:
-        """Ask once. Never raises."""
+    def look(self, within_s: float = math.inf) -> Look:
+        """Ask once, for ``within_s`` seconds at most: what has no answer by then is not asked any more. Never raises."""
+        self._until_s = time.monotonic() + within_s
         try:
             return self._look()
         except ConnectionRefusedError:
@@ -180,9 +183,19 @@ class Sampler:
         """Status and text. ConnectionRefusedError if nothing listens, else another OSError."""
         # A connection of its own each time: with several API servers behind a port, one that is kept would ask the same one for ever.
         request = urllib.request.Request(self.url + path, headers={"Connection": "close"})
+        begin_s = time.monotonic()
+        until_s = min(begin_s + self._timeout_s, self._until_s)
+        if until_s <= begin_s:
+            raise TimeoutError(f"no time was left to ask for {path}")
         try:
-            with self._opener.open(request, timeout=self._timeout_s) as answer:
-                return answer.status, answer.read().decode("utf-8", "replace")
+            with self._opener.open(request, timeout=until_s - begin_s) as answer:
+                parts = []
+                # The timeout is one of each read, so an answer that comes in drops needs a look at the time.
+                while part := answer.read1(1 << 16):
+                    parts.append(part)
+                    if time.monotonic() > until_s:
+                        raise TimeoutError(f"{path} was not answered in time")
+                return answer.status, b"".join(parts).decode("utf-8", "replace")
         except urllib.error.HTTPError as error:
             with error:
                 return error.code, ""

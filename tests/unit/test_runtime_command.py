@@ -11,10 +11,11 @@ import threading
 import urllib.request
 from argparse import ArgumentTypeError
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
-from rljob_runtime.__main__ import duration_s
+from rljob_runtime.__main__ import duration_s, main
 from tests.unit.vllm_double import double
 
 COMMAND = (sys.executable, "-m", "rljob_runtime", "drain")
@@ -95,6 +96,41 @@ def test_a_log_that_cannot_be_written_is_no_failure() -> None:
     with double() as server:
         done = run("--url", server.url, "--deadline", "9s", *PROMPT, "--log", "/nowhere/log")
     assert done.returncode == 0
+
+
+def test_errors_that_nobody_reads_are_no_failure() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        with double() as server:
+            done = subprocess.run(
+                [*COMMAND, "--url", server.url, "--deadline", "60s", *PROMPT], stderr=write, timeout=120, check=False
+            )
+            assert server.asked("/metrics") > 0, "it went on"
+    finally:
+        os.close(write)
+    assert done.returncode == 0
+
+
+def test_a_pod_without_a_name_is_drained_without_the_layout() -> None:
+    with double() as server:
+        done = run("--url", server.url, "--deadline", "60s", *PROMPT, "--pod", "$(NOT_SET_ANYWHERE)")
+    assert done.returncode == 0
+    assert "NOT_SET_ANYWHERE, which is not set; so the layout is not asked" in done.stderr
+    assert "drained after" in done.stderr
+
+
+def test_a_mistake_of_its_own_is_no_failure(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(*_: object, **__: object) -> NoReturn:
+        raise ZeroDivisionError("of nothing")
+
+    monkeypatch.setattr("rljob_runtime.__main__.drain", broken)
+    log = tmp_path / "log"
+    assert main(["drain", "--url", "http://127.0.0.1:1", "--deadline", "1s", "--log", str(log)]) == 0
+    assert "the drain itself failed (ZeroDivisionError('of nothing'))" in log.read_text()
+    assert capsys.readouterr().err == log.read_text()
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rljob_runtime.drain import Outcome, Patience, Vigil, drain, is_told
+from rljob_runtime.drain import Listing, Outcome, Patience, Vigil, drain, listing
 from rljob_runtime.sampler import Look, Sampler, State
 from tests.unit.emulator_job import layout_text
 from tests.unit.vllm_double import double
@@ -47,6 +47,12 @@ def test_one_that_was_not_listed_gives_the_job_time_to_learn() -> None:
 def test_a_burst_after_the_first_zero_starts_the_settling_anew() -> None:
     assert end({0: busy(), 5: IDLE, 7: busy(), 20: IDLE}, told=True) == (23.0, Outcome.DRAINED)
     assert end({0: IDLE, 14: busy(), 40: IDLE}) == (43.0, Outcome.DRAINED)
+
+
+def test_samples_shorter_than_the_time_between_looks_are_samples() -> None:
+    moving = {float(at): Look(State.IDLE, 0.0, 0.0, progress=float(at)) for at in range(40)}
+    assert end(moving) == (42.0, Outcome.DRAINED)
+    assert end({0: Look(State.IDLE, 0.0, 0.0)}, told=True) == (3.0, Outcome.DRAINED), "without counters nothing moves"
 
 
 def test_no_answer_is_neither_idle_nor_gone() -> None:
@@ -90,14 +96,16 @@ def write(folder: Path, text: str) -> Path:
 
 
 def test_the_layout_says_whether_a_pod_gets_anything_new(tmp_path: Path) -> None:
-    assert not is_told(tmp_path, "s-0"), "there is none"
+    assert listing(tmp_path, "s-0") is Listing.UNKNOWN, "there is none"
     folder = write(tmp_path, layout_text(1, samplers=("s-0", "s-1"), draining=("s-1",)))
-    assert not is_told(folder, "s-0")
-    assert is_told(folder, "s-1"), "listed as draining"
-    assert is_told(folder, "s-2"), "not an endpoint"
-    assert not is_told(folder, ""), "nobody knows who asks"
-    assert not is_told(None, "s-1")
-    assert not is_told(write(tmp_path, "{"), "s-1")
+    assert listing(folder, "s-0") is Listing.SERVING
+    assert listing(folder, "s-1") is Listing.LEAVING
+    assert listing(folder, "s-2") is Listing.ABSENT
+    assert listing(folder, "") is Listing.UNKNOWN, "nobody knows who asks"
+    assert listing(None, "s-1") is Listing.UNKNOWN
+    assert listing(write(tmp_path, "{"), "s-1") is Listing.UNKNOWN
+    (folder / "layout.json").write_bytes(b"\xff\xfe")
+    assert listing(folder, "s-1") is Listing.UNKNOWN
 
 
 class Clock:
@@ -122,7 +130,7 @@ def test_a_drain_says_what_it_waits_for_and_how_it_ended(tmp_path: Path) -> None
         def sleep(seconds: float) -> None:
             clock.sleep(seconds)
             server.engine.step()
-            if clock.now > 1020:
+            if clock.now > 1020 and server.engine.requests:
                 server.engine.finish()
 
         outcome = drain(
@@ -178,3 +186,57 @@ def test_work_that_is_left_is_named(tmp_path: Path) -> None:
     assert outcome is Outcome.DEADLINE
     assert "the deadline is over after 16 s, with " in said[-1]
     assert "running" in said[-1]
+
+
+class Told(Sampler):
+    """A sampler that is idle at each look, and notes how long each look may take."""
+
+    def __init__(self) -> None:
+        super().__init__("http://sampler:8000")
+        self.within_s: list[float] = []
+        self.state = State.IDLE
+
+    def look(self, within_s: float = math.inf) -> Look:
+        self.within_s.append(within_s)
+        return Look(self.state, 1.0, 0.0)
+
+
+def lasted(folder: Path, pod: str, at: dict[float, str] | None = None) -> tuple[float, str]:
+    """How long the drain of an idle ``pod`` takes, and its first words; ``at``: layouts that are written in between."""
+    clock, said, texts = Clock(), list[str](), dict(at or {})
+
+    def sleep(seconds: float) -> None:
+        clock.sleep(seconds)
+        for when in [each for each in texts if clock.now >= 1000.0 + each]:
+            write(folder, texts.pop(when))
+
+    drain(Told(), PATIENCE, layout=folder, pod=pod, say=said.append, clock=clock, sleep=sleep)
+    return clock.now - 1000.0, said[0]
+
+
+def test_a_copy_of_the_layout_that_is_older_than_the_pod_tells_nothing(tmp_path: Path) -> None:
+    folder = write(tmp_path, layout_text(1, samplers=("s-0",)))
+    took_s, said = lasted(folder, "s-1")
+    assert took_s == PATIENCE.lag_s
+    assert f"the layout in {folder} has no pod s-1: it is older than the pod, or this is not the pod's name" in said
+    took_s, _ = lasted(folder, "s-1", {2.0: layout_text(2, samplers=("s-0", "s-1"))})
+    assert took_s == PATIENCE.lag_s
+
+
+def test_a_pod_that_left_the_layout_before_its_eyes_is_told(tmp_path: Path) -> None:
+    folder = write(tmp_path, layout_text(1, samplers=("s-0", "s-1")))
+    took_s, _ = lasted(folder, "s-1", {5.0: layout_text(2, samplers=("s-0",))})
+    assert PATIENCE.settle_s <= took_s < 6.0
+
+
+def test_no_look_may_take_longer_than_the_time_that_is_left() -> None:
+    clock, said, sampler = Clock(), list[str](), Told()
+    sampler.state = State.BUSY
+
+    def sleep(seconds: float) -> None:
+        clock.sleep(max(seconds, 4.0))
+
+    outcome = drain(sampler, Patience(10.0), say=said.append, clock=clock, sleep=sleep)
+    assert outcome is Outcome.DEADLINE
+    assert sampler.within_s == [10.0, 6.0, 2.0], "and none is taken when no time is left"
+    assert "with 1 running" in said[-1], "what was known last"

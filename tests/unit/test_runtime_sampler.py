@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import socket
 import ssl
 import threading
 import urllib.error
 import urllib.request
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -116,6 +118,37 @@ def test_nothing_listens() -> None:
 def test_a_server_that_takes_too_long_is_silent() -> None:
     with double(mute=True) as server:
         assert Sampler(server.url, timeout_s=0.05).look().state is State.SILENT
+
+
+def test_nothing_is_asked_when_the_time_is_over() -> None:
+    with double(mute=True) as server:
+        assert Sampler(server.url, timeout_s=PATIENT_S).look(within_s=0.05).state is State.SILENT
+        assert server.asked("/metrics") == 0
+        assert Sampler(server.url, timeout_s=PATIENT_S).look(within_s=-1.0).state is State.SILENT
+    with double(delay_s=0.2) as server:
+        seen = Sampler(server.url, timeout_s=PATIENT_S).look(within_s=0.3)
+        assert seen.state is State.SILENT, "each answer came soon enough, and all of them would not"
+        assert server.asked("/is_paused") == 0
+
+
+def test_an_answer_that_comes_in_drops_is_not_waited_for_for_ever() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def drip() -> None:
+            connection, _ = listening.accept()
+            with connection, suppress(OSError):
+                connection.sendall(b"HTTP/1.0 200 OK\r\n\r\n")
+                while True:
+                    connection.sendall(b" ")
+                    gone.wait(0.01)
+
+        gone = threading.Event()
+        server = threading.Thread(target=drip)
+        server.start()
+        seen = Sampler(f"http://127.0.0.1:{listening.getsockname()[1]}", timeout_s=0.3).look()
+        assert seen.state is State.SILENT
+        assert "/health was not answered in time" in str(seen)
+        server.join()
 
 
 def test_answers_that_say_nothing_are_silent() -> None:
