@@ -5,7 +5,7 @@ is groups that are trained. Groups are admitted in the order in which they ask, 
 small ones.
 
 A sample goes to the sampler that has the fewest in flight from here, never to one that drains. One that refuses is shunned for some seconds:
-it has nothing in flight because it refuses, and would be given everything.
+it has nothing in flight because it refuses, and would be given everything. A sample that was refused waits where all samplers are shunned.
 
 The layout changes the cap and the samplers while samples are in flight. They stay counted where they run; what is over a cap that
 fell is not taken back, only nothing new is admitted.
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -190,38 +191,62 @@ class InFlightGate:
             self._count(-samples)
             self._admit()
 
-    def _choose(self, tried: set[str]) -> Endpoint | None:
-        """The sampler with the fewest in flight; one that was tried or shunned only if there is no other."""
+    def _choose(self, tried: set[str], patient_until_s: float) -> tuple[Endpoint | None, float | None]:
+        """The sampler with the fewest in flight; one that was tried or shunned only if there is no other.
+
+        Before ``patient_until_s`` none that is shunned. None comes with the seconds after which to look again, None for not before a layout.
+        """
         now = self._clock()
 
         def order(each: Endpoint) -> tuple[bool, bool, int]:
             return each.pod in tried, self._shunned.get(each.pod, 0.0) > now, self._at.get(each.pod, 0)
 
+        if now < patient_until_s:
+            # The one whose turn it is first, tried or not: else who retries at the only sampler asks it as fast as it refuses.
+            ends = [self._shunned.get(each.pod, 0.0) for each in self._open]
+            if ends and min(ends) > now:
+                return None, min(patient_until_s, *ends) - now
         found = min(self._open, key=order, default=None)
         if found is not None:
             self._at[found.pod] = self._at.get(found.pod, 0) + 1
-        return found
+        return found, None
+
+    def _patience(self, tried: set[str]) -> float:
+        """Until when a sample that was tried at ``tried`` waits for a sampler that is not shunned; one that is new takes any."""
+        return self._clock() + self._shun_s if tried else -math.inf
 
     def _place(self, tried: set[str], timeout_s: float | None) -> Endpoint:
         """Choose a sampler, and wait as long as there is none; TimeoutError after ``timeout_s`` seconds."""
         until = None if timeout_s is None else time.monotonic() + timeout_s
         with self._lock:
-            while (found := self._choose(tried)) is None:
+            patient_until_s = self._patience(tried)
+            while True:
+                found, again_s = self._choose(tried, patient_until_s)
+                if found is not None:
+                    return found
                 left = None if until is None else until - time.monotonic()
                 if left is not None and left <= 0.0:
                     raise TimeoutError(f"no sampler takes samples within {timeout_s} s: {self}")
-                self._changed.wait(left)
-            return found
+                self._changed.wait(min((each for each in (left, again_s) if each is not None), default=None))
 
     async def _place_async(self, tried: set[str]) -> Endpoint:
+        patient_until_s = self._patience(tried)
         while True:
             with self._lock:
-                found = self._choose(tried)
+                found, again_s = self._choose(tried, patient_until_s)
                 if found is not None:
                     return found
                 changed: Future[None] = Future()
                 self._waiters.append(changed)
-            await asyncio.wrap_future(changed)
+            try:
+                async with asyncio.timeout(again_s):
+                    await asyncio.wrap_future(changed)
+            except TimeoutError:
+                continue
+            finally:
+                with self._lock:
+                    if changed in self._waiters:
+                        self._waiters.remove(changed)
 
     def _shun(self, endpoint: Endpoint) -> None:
         with self._lock:
@@ -324,7 +349,8 @@ class Sample:
     def elsewhere(self, timeout_s: float | None = None) -> Endpoint:
         """It was not accepted, or cut: the sampler to send it to next, one that was not tried if there is one.
 
-        Its room stays taken, for the sample is still in flight. Waits as long as no sampler takes samples; TimeoutError after ``timeout_s`` seconds.
+        Its room stays taken, for the sample is still in flight. Waits as long as no sampler takes samples, and where each has refused just
+        now until the first is shunned no longer; TimeoutError after ``timeout_s`` seconds.
         """
         return self._move(self._group._gate._place(self._refused(), timeout_s))
 

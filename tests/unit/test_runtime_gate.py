@@ -140,8 +140,42 @@ def test_a_sampler_that_refuses_is_not_given_everything() -> None:
     assert (gate.at("s-0"), gate.at("s-1")) == (1, 6)
 
 
+def test_a_retry_at_the_only_sampler_waits_until_it_is_shunned_no_longer() -> None:
+    gate = InFlightGate(layout(samplers=("s-0",)), shun_s=5.0, clock=lambda: 0.0)
+    group = gate.admit(2)
+    refused = group.sample()
+    with pytest.raises(TimeoutError, match="no sampler takes samples within 0 s"):
+        refused.elsewhere(timeout_s=0)
+    assert gate.at("s-0") == 1, "it stays where it was, to be asked for again"
+    assert group.sample().endpoint.pod == "s-0", "one that is new takes any"
+
+    async def asked() -> None:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0):
+                await refused.elsewhere_async()
+        assert gate._waiters == [], "who was cancelled waits no more"
+
+    asyncio.run(asked())
+    with ThreadPoolExecutor() as pool:
+        placed = pool.submit(refused.elsewhere, LONG_S)
+        gate.follow(layout(samplers=("s-0", "s-1")))
+        assert placed.result(LONG_S).pod == "s-1", "another one came"
+
+
+def test_a_shun_that_is_over_is_waited_for_and_not_longer() -> None:
+    gate = InFlightGate(layout(samplers=("s-0",)), shun_s=0.05)
+    sample = gate.admit(1).sample()
+    for _ in range(3):
+        before = time.monotonic()
+        assert sample.elsewhere(LONG_S).pod == "s-0"
+        assert time.monotonic() - before >= 0.05
+        before = time.monotonic()
+        assert asyncio.run(sample.elsewhere_async()).pod == "s-0"
+        assert time.monotonic() - before >= 0.05
+
+
 def test_a_retry_tries_each_sampler_before_one_again() -> None:
-    gate = InFlightGate(layout(cap=8, samplers=("s-0", "s-1", "s-2")))
+    gate = InFlightGate(layout(cap=8, samplers=("s-0", "s-1", "s-2")), shun_s=0.0)
     sample = gate.admit(1).sample()
     tried = [sample.endpoint.pod, *(sample.elsewhere().pod for _ in range(3))]
     assert set(tried[:3]) == {"s-0", "s-1", "s-2"}
