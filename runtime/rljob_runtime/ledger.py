@@ -25,6 +25,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+Labels = tuple[tuple[str, str], ...]
+"""Labels of a metric: pairs of name and value."""
+
 
 class KindError(ValueError):
     """A distribution that is told sample by sample was given a summary, or the other way round."""
@@ -123,6 +126,7 @@ class Ledger(Collector):
         self._gauges: dict[str, float] = {}
         self._counters = {} if self._sparse else dict.fromkeys(self._counter_names, 0.0)
         self._kept = {each.name: _Kept.empty(each) for each in self._distributions}
+        self._totals: dict[str, float] = {}
 
     def set(self, name: str, value: float) -> None:
         """Give a gauge its value."""
@@ -137,6 +141,13 @@ class Ledger(Collector):
             self._counters[name] = self._counters.get(name, 0.0) + amount
             if self.mirror is not None:
                 self.mirror.write("counter", self._definitions[name], name, self._counters[name])
+
+    def add_up_to(self, name: str, total: float, *, fresh: bool) -> None:
+        """Count what a running total grew by since it was seen last, and all of one that fell; seen first, all if it is ``fresh``."""
+        with self._lock:
+            before = self._totals.get(name, 0.0 if fresh else total)
+            self._totals[name] = total
+            self.add(name, total - before if total >= before else total)
 
     def observe(self, name: str, values: Mapping[float, int]) -> None:
         """Add samples to a distribution: how often each value came. KindError if it is told by means."""

@@ -92,7 +92,6 @@ class Reporter:
         self.problem: str | None = None
         """The report that failed last, and why; None as long as all went well."""
         self._said: set[tuple[str, str]] = set()
-        self._totals: dict[str, float] = {}
         self._servers: list[WSGIServer] = []
         self._elsewhere = False
         directory = shared if shared is not None else os.environ.get(MULTIPROCESS_VARIABLE) or None
@@ -107,6 +106,11 @@ class Reporter:
             self._share(self._directory)
         self.registry.register(self._ledger)
         _REPORTERS.add(self)
+
+    @property
+    def shared(self) -> Path | None:
+        """The directory in which the processes of the pod share their numbers; None where this one stands alone."""
+        return self._directory
 
     def _share(self, directory: Path) -> None:
         try:
@@ -326,11 +330,8 @@ class Reporter:
             (metrics.WAIT, waited_s),
         ):
             total = self._amount("counted_to", metric.name, value)
-            if total is None:
-                continue
-            before = self._totals.get(metric.name, 0.0 if fresh else total)
-            self._totals[metric.name] = total
-            self._add("counted_to", metric, total - before if total >= before else total)
+            if total is not None and self.main:
+                self._ledger.add_up_to(metric.name, total, fresh=fresh)
 
     @_passed_over
     def acknowledged(self, generation: int) -> None:
@@ -368,7 +369,6 @@ class Reporter:
             server.socket.close()
         self._elsewhere = bool(self._servers) and self._directory is None
         self._servers = []
-        self._totals = {}
 
 
 _REPORTERS: weakref.WeakSet[Reporter] = weakref.WeakSet()

@@ -24,7 +24,7 @@ from prometheus_client.mmap_dict import MmapedDict, mmap_key
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
-from rljob_runtime.ledger import Across, Definition
+from rljob_runtime.ledger import Across, Definition, Labels
 
 VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 """The client's variable for the directory of the files."""
@@ -33,29 +33,35 @@ _FILE_BYTES = 1 << 16
 # The numbers of a reporter take some 25 KB.
 
 # The client splits names of files at underscores, so there is none in what tells processes apart.
-_FILE = re.compile(r"gauge_live\w+_rljob-(?P<namespace>\d+)-(?P<pid>\d+)-(?P<start>\d+)\.db")
+_FILE = re.compile(r"gauge_live\w+_rljob-(?P<namespace>\d+)-(?P<pid>\d+)-(?P<start>\d+)(?:-[a-z]+)?\.db")
 
 
 class SharedFiles:
     """The files that this process writes; a process that is forked from it gets its own. Its caller holds a lock."""
 
-    def __init__(self, directory: Path) -> None:
-        """Write into ``directory``, made if it is not there; OSError if it can't be."""
+    def __init__(self, directory: Path, part: str = "") -> None:
+        """Write into ``directory``, made if it is not there; OSError if it can't be.
+
+        ``part``, in small letters, names files apart from those that something else in this process writes under a lock of its own.
+        """
         directory.mkdir(parents=True, exist_ok=True)
         if not os.access(directory, os.W_OK):
             raise PermissionError(f"{directory}, named by {VARIABLE}, is not writable for user {os.getuid()}")
         self.directory = directory
         """Where the files are."""
+        self._part = f"-{part}" if part else ""
         self._open(os.getpid())
 
     def _open(self, pid: int) -> None:
         self._pid = pid
-        self._name = f"rljob-{_pid_namespace()}-{pid}-{_started(pid)}"
+        self._name = f"rljob-{_pid_namespace()}-{pid}-{_started(pid)}{self._part}"
         self._files: dict[str, MmapedDict] = {}
-        self._keys: dict[tuple[str, str, str | None], str] = {}
+        self._keys: dict[tuple[str, str, str | None, Labels], str] = {}
 
-    def write(self, kind: str, family: Definition, sample: str, value: float, edge: str | None = None) -> None:
-        """Write one number; OSError if the disk is full."""
+    def write(
+        self, kind: str, family: Definition, sample: str, value: float, edge: str | None = None, labels: Labels = ()
+    ) -> None:
+        """Write one number; ``labels`` are pairs of name and value. OSError if the disk is full."""
         if os.getpid() != self._pid:
             # Forked: the files that are open here are the parent's.
             self._open(os.getpid())
@@ -65,13 +71,14 @@ class SharedFiles:
         file = self._files.get(prefix)
         if file is None:
             file = self._files[prefix] = self._made(f"{prefix}_{self._name}.db")
-        where = (prefix, sample, edge)
+        where = (prefix, sample, edge, labels)
         key = self._keys.get(where)
         if key is None:
             # The client names a counter's family without its suffix.
             name = family.name.removesuffix("_total") if kind == "counter" else family.name
-            labels: tuple[list[str], list[str]] = ([], []) if edge is None else (["le"], [edge])
-            key = self._keys[where] = mmap_key(name, sample, *labels, family.help_text)
+            named = labels if edge is None else (*labels, ("le", edge))
+            names, values = [label for label, _ in named], [value for _, value in named]
+            key = self._keys[where] = mmap_key(name, sample, names, values, family.help_text)
         file.write_value(key, value, timestamp)  # type: ignore[no-untyped-call]
 
     def _made(self, name: str) -> MmapedDict:

@@ -15,6 +15,7 @@ import pytest
 from rljob_runtime import Reporter, bridge
 from rljob_runtime.bridges import FRAMEWORKS
 from rljob_runtime.bridges.dialect import Dialect, Framework, Logged, Rule
+from rljob_runtime.bridges.health import Health
 from rljob_runtime.bridges.mirror import PATIENCE_CALLS, PATIENCE_STEPS, Mirror
 from rljob_runtime.bridges.rules import queue, staleness_max, staleness_mean, synced, train_seconds, version, waited
 from rljob_runtime.bridges.sink import Sink
@@ -40,8 +41,9 @@ STEP = {"version": 7, "lag/mean": 0.5, "lag/max": 2, "wait": 1.5, "fit": 4.0, "p
 
 
 def mirror_of(*dialects: Dialect, awake: Any = lambda: None) -> Mirror:
-    reporter = Reporter(sparse=True)
-    return Mirror(Framework("plain", dialects or (PLAIN,)), Sink(reporter), reporter.registry, awake)
+    reporter, health = Reporter(sparse=True), Health("plain")
+    reporter.registry.register(health)
+    return Mirror(Framework("plain", dialects or (PLAIN,)), Sink(reporter), health, awake)
 
 
 def shown(mirror: Mirror) -> dict[str, float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import sys
 import threading
 import urllib.error
 import urllib.request
@@ -88,6 +89,27 @@ def test_threads_lose_nothing() -> None:
         thread.join()
     assert value(reporter, "rljob_response_tokens_count") == 16_000
     assert value(reporter, "rljob_trainer_wait_seconds_total") == 16_000
+
+
+def test_threads_that_report_the_same_total_count_it_once() -> None:
+    reporter, rounds, together = Reporter(strict=True), 300, threading.Barrier(4)
+
+    def report() -> None:
+        for total in range(rounds):
+            together.wait()
+            reporter.counted_to(samples=total)
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=report) for _ in range(together.parties)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(before)
+    assert value(reporter, "rljob_trained_samples_total") == rounds - 1
 
 
 def test_a_signal_handler_may_report_while_a_report_is_under_way() -> None:

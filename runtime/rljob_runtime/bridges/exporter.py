@@ -7,6 +7,7 @@ logger. So no port is taken until something was logged that the bridge has to sa
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping
 from wsgiref.simple_server import WSGIServer
 
@@ -33,6 +34,7 @@ class Exporter:
         """Serve ``reporter`` at ``address`` and ``port`` (0 takes a free one) from the first ``wake`` on."""
         self._reporter, self._port, self._address = reporter, port, address
         self._server: WSGIServer | None = None
+        self._pid = 0
 
     @property
     def port(self) -> int | None:
@@ -47,11 +49,14 @@ class Exporter:
             self._server, _ = self._reporter.serve(self._port, self._address)
         except OSError as error:
             raise OSError(error.errno, f"{error.strerror}; another port is taken with RLJOB_BRIDGE_PORT") from error
+        self._pid = os.getpid()
         LOG.info("metrics of the bridge are served on port %d", self._server.server_port)
 
     def stop(self) -> None:
         """Serve no more."""
         if self._server is not None:
-            self._server.shutdown()
+            # In a forked process nobody serves, and who waits for the end of it waits for ever.
+            if os.getpid() == self._pid:
+                self._server.shutdown()
             self._server.server_close()
             self._server = None

@@ -3,11 +3,16 @@
 A bridge must not import W&B, torch or a framework by itself: they may be absent, slow, or need settings that the job makes first. So
 a finder stands first in ``sys.meta_path``, lets the others find the module, and runs what waits for it right after its code ran,
 before anybody gets to see it.
+
+The finder is asked at every import of the process, in forked processes too, so it takes no lock: what it reads and takes is one
+step for the interpreter. A lock that another thread held at a fork would block each import of the child.
 """
 
 from __future__ import annotations
 
 import importlib.machinery
+import logging
+import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib.abc import Loader, MetaPathFinder
@@ -15,11 +20,15 @@ from threading import RLock
 from types import ModuleType
 from typing import Any
 
+LOG = logging.getLogger("rljob_runtime.bridges")
+
 Hook = Callable[[ModuleType], None]
-"""Called with a module whose code has run; must not raise."""
+"""Called with a module whose code has run; what it raises is said in the log, since it would break somebody's import."""
 
 _lock = RLock()
 _waiting: dict[str, list[Hook]] = {}
+_late: set[str] = set()
+"""Modules that were being imported when something began to wait for them: their loaders were found before."""
 
 
 def imported(name: str) -> ModuleType | None:
@@ -30,15 +39,20 @@ def imported(name: str) -> ModuleType | None:
 
 
 def when_imported(name: str, hook: Hook) -> Callable[[], None]:
-    """Call ``hook`` with the module ``name`` once: now if it is imported, else right after its code ran. Returns what forgets it."""
+    """Call ``hook`` with the module ``name`` once: now if it is imported, else right after its code ran. Returns what forgets it.
+
+    For one that is just being imported, by another thread or by this one, that is at the first import of anything else after it.
+    """
     with _lock:
         module = imported(name)
         if module is None:
             _waiting.setdefault(name, []).append(hook)
+            if name in sys.modules:
+                _late.add(name)
             if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
                 sys.meta_path.insert(0, _Finder())
     if module is not None:
-        hook(module)
+        _call(hook, module)
 
     def forget() -> None:
         with _lock:
@@ -53,6 +67,24 @@ def when_imported(name: str, hook: Hook) -> Callable[[], None]:
     return forget
 
 
+def _call(hook: Hook, module: ModuleType) -> None:
+    try:
+        hook(module)
+    except Exception as error:
+        LOG.warning("what was to be done when %s is imported failed: %s", module.__name__, error)
+
+
+def _catch_up() -> None:
+    """Do what waits for modules whose import has ended meanwhile."""
+    for name in tuple(_late):
+        module = imported(name)
+        if module is not None or name not in sys.modules:
+            _late.discard(name)
+        if module is not None:
+            for hook in _waiting.pop(name, []):
+                _call(hook, module)
+
+
 class _Finder(MetaPathFinder):
     """Finds nothing by itself; wraps the loader of what others find."""
 
@@ -60,9 +92,10 @@ class _Finder(MetaPathFinder):
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         """The spec that the other finders have for a module that something waits for; None for any other."""
-        with _lock:
-            if fullname not in _waiting:
-                return None
+        if _late:
+            _catch_up()
+        if fullname not in _waiting:
+            return None
         for finder in sys.meta_path:
             find = getattr(finder, "find_spec", None)
             if find is None or isinstance(finder, _Finder):
@@ -82,6 +115,9 @@ class _Loader(Loader):
         self._loader = loader
 
     def __getattr__(self, name: str) -> Any:
+        if name == "_loader":
+            # Asked for by copies, before there is one.
+            raise AttributeError(name)
         # Sources, data files and the like are asked of the loader.
         return getattr(self._loader, name)
 
@@ -96,7 +132,13 @@ class _Loader(Loader):
             module.__spec__.loader = self._loader
         module.__loader__ = self._loader
         self._loader.exec_module(module)
-        with _lock:
-            hooks = _waiting.pop(module.__name__, [])
-        for hook in hooks:
-            hook(module)
+        for hook in _waiting.pop(module.__name__, []):
+            _call(hook, module)
+
+
+def _after_fork() -> None:
+    global _lock
+    _lock = RLock()
+
+
+os.register_at_fork(after_in_child=_after_fork)

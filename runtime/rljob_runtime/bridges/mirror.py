@@ -5,21 +5,26 @@ is logged is taken as it comes: a mapping for a whole step, several mappings for
 
 A set of keys that no dialect knows is reported, and nothing is fed from it: a new version of a framework that renames a key must
 not be read as one that stopped waiting.
+
+Nor may it wait here: for a lock that another thread held when this process was forked, or for a thread that waits for this one (a
+handler of the log that logs to W&B). So a fork renews the lock, and who does not get it in time passes the numbers over, counted as an error.
 """
 
 from __future__ import annotations
 
 import logging
 import math
+import os
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Set
+from contextlib import suppress
 from dataclasses import dataclass, field
 from threading import RLock
 from typing import SupportsFloat, SupportsIndex
 
-from prometheus_client import CollectorRegistry, Counter, Gauge
-
 from rljob_runtime.bridges.dialect import Dialect, Framework, Logged, Rule, Values
+from rljob_runtime.bridges.health import Health
 from rljob_runtime.bridges.sink import Sink
 
 LOG = logging.getLogger("rljob_runtime.bridges")
@@ -30,11 +35,17 @@ PATIENCE_STEPS = 3
 PATIENCE_CALLS = 100
 """The same in calls without the number of a step, such as those that sample a gauge every few seconds."""
 
+LOCK_PATIENCE_S = 1.0
+"""How long the training loop waits at most for another thread that logs at the same time."""
+
 _SHOWN_KEYS = 30
 """Names of unknown keys that a report shows."""
 
 _KEPT_STEPS = 8
 """Steps whose numbers are kept, so that two steps may be logged in turns."""
+
+_PAST_STEPS = 1000
+"""Older steps of which it is known what they were fed to, so that one that is logged again is not counted again."""
 
 
 @dataclass
@@ -51,9 +62,9 @@ class Mirror:
     """Mirrors the log of one framework in this process. Thread-safe."""
 
     def __init__(
-        self, framework: Framework, sink: Sink, registry: CollectorRegistry, awake: Callable[[], None] = lambda: None
+        self, framework: Framework, sink: Sink, health: Health, awake: Callable[[], None] = lambda: None
     ) -> None:
-        """Feed ``sink`` and register the bridge's own metrics in ``registry``.
+        """Feed ``sink``, and ``health`` with how the reading goes.
 
         ``awake`` is called when there is something to show, and again until it has returned without an error.
         """
@@ -64,39 +75,37 @@ class Mirror:
         self._interest = frozenset(key for dialect in framework.dialects for key in dialect.reads)
         self._step_keys = tuple({d.step_key for d in framework.dialects if d.step_key})
         self._records: OrderedDict[int, _Record] = OrderedDict()
+        self._past: OrderedDict[int, set[int]] = OrderedDict()
+        """Step → rules that it was fed to, for steps that are kept no longer."""
         self._open: _Record | None = None
         """What was logged without the number of a step, and is to be completed."""
         self._steps = 0
         self._calls = 0
         """Of those without the number of a step."""
+        self._tried_at: tuple[int, int] | None = None
+        """Steps and calls when it was last tried to show something."""
         self._rank: int | None = None
         self._spoken: set[str] = set()
         self._seen: set[str] = set()
         self._unknown: dict[str, None] = {}
         self._recognised: dict[str, float] = {}
         """Dialect by name → the patience that was used up when it was recognised."""
-        self._known = Gauge(
-            "rljob_bridge_known",
-            "Whether the keys that the framework logs are those of a dialect that the bridge knows: 1 or 0",
-            ["bridge", "dialect"],
-            registry=registry,
-        )
-        self._key_seen = Gauge(
-            "rljob_bridge_key_seen",
-            "Whether a key that a known dialect needs was logged since the process started: 1 or 0",
-            ["bridge", "dialect", "key"],
-            registry=registry,
-        )
-        self._errors = Counter(
-            "rljob_bridge_errors_total",
-            "Errors inside of the bridge, kept from the training loop",
-            ["bridge"],
-            registry=registry,
-        ).labels(framework.name)
+        self._health = health
+        _MIRRORS.add(self)
+
+    @property
+    def recognised(self) -> bool:
+        """Whether what was logged is of a dialect, so that something may have been fed."""
+        return bool(self._recognised)
 
     def failed(self, error: BaseException, where: str) -> None:
-        """Count an error, and say it once for each place and kind."""
-        self._errors.inc()
+        """Count an error, and say it once for each place and kind. Never raises."""
+        # A filter of the job's own log may raise.
+        with suppress(Exception):
+            self._failed(error, where)
+
+    def _failed(self, error: BaseException, where: str) -> None:
+        self._health.count_error()
         kind = f"{where}: {type(error).__name__}"
         if kind not in self._spoken:
             self._spoken.add(kind)
@@ -107,15 +116,21 @@ class Mirror:
     def take(self, logged: Logged, rank: int = 0) -> None:
         """Something was logged through a tap of this rank. Never raises."""
         try:
-            with self._lock:
-                self._take(logged, rank)
+            # Before the lock: a tensor on a GPU is waited for.
+            wanted = [key for key in logged.values if key in self._interest]
+            numbers = {key: n for key in wanted if (n := _number(logged.values[key])) is not None}
+            many = {key: row for key in wanted if (row := _numbers(logged.values[key])) is not None}
+            lock = self._lock
+            if not lock.acquire(timeout=LOCK_PATIENCE_S):
+                raise TimeoutError(f"another thread held the bridge for {LOCK_PATIENCE_S:g} s")
+            try:
+                self._take(logged, rank, numbers, many)
+            finally:
+                lock.release()
         except Exception as error:
             self.failed(error, "reading what was logged")
 
-    def _take(self, logged: Logged, rank: int) -> None:
-        wanted = [key for key in logged.values if key in self._interest]
-        numbers = {key: n for key in wanted if (n := _number(logged.values[key])) is not None}
-        many = {key: row for key in wanted if (row := _numbers(logged.values[key])) is not None}
+    def _take(self, logged: Logged, rank: int, numbers: dict[str, float], many: dict[str, tuple[float, ...]]) -> None:
         if not self._heeded(bool(numbers or many), rank):
             return
         record = self._record(_step_of(numbers, self._step_keys, logged.step), logged.more)
@@ -146,11 +161,14 @@ class Mirror:
             return known
         if self._records:
             self._feed(next(reversed(self._records.values())), closed=True)
-        found = self._records[step] = _Record(step)
+        found = self._records[step] = _Record(step, fired=self._past.pop(step, set()))
         self._steps += 1
         self._count_step()
         while len(self._records) > _KEPT_STEPS:
-            self._records.popitem(last=False)
+            old, record = self._records.popitem(last=False)
+            self._past[old] = record.fired
+        while len(self._past) > _PAST_STEPS:
+            self._past.popitem(last=False)
         return found
 
     def _dialects(self) -> Iterable[Dialect]:
@@ -164,12 +182,12 @@ class Mirror:
         for dialect in self.framework.dialects:
             if dialect.name not in self._recognised and self._seen.issuperset(dialect.marks):
                 self._recognised[dialect.name] = self._used_up()
-                self._known.labels(self.framework.name, dialect.name).set(1)
+                self._health.is_known(dialect.name, True)
                 self._show()
                 LOG.info("%s bridge: this is %s, as of %s", self.framework.name, dialect.name, dialect.version)
             if dialect.name in self._recognised:
                 for key in dialect.reads & self._seen:
-                    self._key_seen.labels(self.framework.name, dialect.name, key).set(1)
+                    self._health.is_seen(dialect.name, key, True)
 
     def _feed(self, record: _Record, *, closed: bool) -> None:
         """Feed what the record now suffices for, once."""
@@ -210,7 +228,7 @@ class Mirror:
         if "unknown" in self._spoken:
             return
         self._spoken.add("unknown")
-        self._known.labels(self.framework.name, "").set(0)
+        self._health.is_known("", False)
         self._show()
         expected = "; ".join(f"{d.name} ({d.version}) by {', '.join(d.marks)}" for d in self.framework.dialects)
         logged = ", ".join([*sorted(self._seen), *self._unknown]) or "nothing"
@@ -228,7 +246,7 @@ class Mirror:
         for rule in dialect.rules:
             missing = [key for key in rule.needs if key not in self._seen]
             for key in missing if rule.always else ():
-                self._key_seen.labels(self.framework.name, dialect.name, key).set(0)
+                self._health.is_seen(dialect.name, key, False)
             if missing and rule.always:
                 LOG.warning(
                     "%s bridge: %s never came, so %s is not fed from it (the table is of %s, %s)",
@@ -240,9 +258,11 @@ class Mirror:
                 )
 
     def _show(self) -> None:
-        """Wake what shows the metrics, until it is awake."""
-        if self._awake is None:
+        """Wake what shows the metrics, until it is awake: where it fails, once a step."""
+        now = (self._steps, self._calls)
+        if self._awake is None or self._tried_at == now:
             return
+        self._tried_at = now
         try:
             self._awake()
         except Exception as error:
@@ -251,13 +271,25 @@ class Mirror:
             self._awake = None
 
 
+_MIRRORS: weakref.WeakSet[Mirror] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for mirror in list(_MIRRORS):
+        mirror._lock = RLock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
 def _number(value: object) -> float | None:
     """A finite number, also of numpy and of tensors with one element; None for anything else."""
     if isinstance(value, str | bytes) or not isinstance(value, SupportsFloat | SupportsIndex):
         return None
     try:
         number = float(value)
-    except (TypeError, ValueError, RuntimeError):
+    except Exception:
+        # Whatever a framework's own kind of number raises costs this number alone.
         return None
     return number if math.isfinite(number) else None
 

@@ -48,7 +48,8 @@ def single(key: str, value: str, step: str) -> Callable[[Mapping[str, object]], 
 
 def _wandb(arguments: Mapping[str, object]) -> Logged | None:
     data, step, commit = arguments.get("data"), arguments.get("step"), arguments.get("commit")
-    return Logged(data, step, more=commit is False) if isinstance(data, Mapping) else None
+    more = commit is False
+    return Logged(data, step, more=more, closed=not more) if isinstance(data, Mapping) else None
 
 
 GENERAL = (
@@ -95,8 +96,11 @@ class Listening:
         *path, name = tap.attribute.split(".")
         for part in path:
             owner = getattr(owner, part)
-        original = getattr(owner, name)
-        wrapped = listening(original, tap, self._mirror)
+        original = inspect.getattr_static(owner, name)
+        if isinstance(original, staticmethod | classmethod):
+            wrapped: Any = type(original)(listening(original.__func__, tap, self._mirror))
+        else:
+            wrapped = listening(original, tap, self._mirror)
         self._replace(owner, name, original, wrapped)
         for alias in tap.aliases:
             known = imports.imported(alias)
@@ -109,7 +113,7 @@ class Listening:
         setattr(owner, name, wrapped)
 
         def back() -> None:
-            if getattr(owner, name, None) is wrapped:
+            if inspect.getattr_static(owner, name, None) is wrapped:
                 setattr(owner, name, original)
 
         self._undo.append(back)
@@ -126,16 +130,31 @@ def listening(original: Any, tap: Tap, mirror: Mirror) -> Any:
     """``original``, with what is logged through it shown to ``mirror`` first."""
     signature = inspect.signature(original)
 
+    def hear(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        try:
+            logged = tap.read(signature.bind_partial(*args, **kwargs).arguments)
+            if logged is not None:
+                mirror.take(logged, tap.rank)
+        except Exception as error:
+            mirror.failed(error, f"reading a call of {tap.attribute}")
+
+    if inspect.iscoroutinefunction(original):
+
+        @functools.wraps(original)
+        async def awaited(*args: Any, **kwargs: Any) -> Any:
+            with _outermost() as outermost:
+                if outermost:
+                    hear(args, kwargs)
+            # Not inside: other tasks of this thread log meanwhile, and they are no part of this call.
+            return await original(*args, **kwargs)
+
+        return awaited
+
     @functools.wraps(original)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         with _outermost() as outermost:
             if outermost:
-                try:
-                    logged = tap.read(signature.bind_partial(*args, **kwargs).arguments)
-                    if logged is not None:
-                        mirror.take(logged, tap.rank)
-                except Exception as error:
-                    mirror.failed(error, f"reading a call of {tap.attribute}")
+                hear(args, kwargs)
             return original(*args, **kwargs)
 
     return wrapped
