@@ -60,7 +60,7 @@ def _sampler_hazards(job: RLJob, template: Mapping[str, Any]) -> Iterator[str]:
     where = f"spec.sampler.template, container {container.get('name')}"
     server = server_of(container, engine)
     yield from _another_engine(where, container, engine, server)
-    if not server.visible and not container.get("ports"):
+    if not server.visible and not declared(container):
         # A worker of Ray, say: whatever serves there, nobody reaches it by the layout.
         return
     stated = spec.get("terminationGracePeriodSeconds")

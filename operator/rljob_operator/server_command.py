@@ -21,6 +21,10 @@ _OPERATORS = ";&|\n"
 """What ends a command in a shell's text."""
 
 
+METRICS = "metrics"
+"""Name of a port that is no server's."""
+
+
 class Form(StrEnum):
     """How a container starts a server."""
 
@@ -100,8 +104,9 @@ def reached(server: Server, engine: Engine) -> bool:
 
 
 def declared(container: Mapping[str, Any]) -> list[int]:
-    """The ports that the container declares."""
-    return [int(port["containerPort"]) for port in container.get("ports") or ()]
+    """The ports that the container declares, without those called ``metrics``: a page of numbers that a framework or its bridge serves beside the engine."""
+    ports = container.get("ports") or ()
+    return [int(port["containerPort"]) for port in ports if port.get("name") != METRICS]
 
 
 def serving_port(container: Mapping[str, Any], engine: Engine) -> int:

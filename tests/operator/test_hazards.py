@@ -19,7 +19,8 @@ from tests.operator.scene import scene
 
 Json = dict[str, Any]
 
-SAMPLES = Path(__file__).resolve().parents[2] / "crds" / "samples"
+ROOT = Path(__file__).resolve().parents[2]
+JOBS = sorted([*(ROOT / "crds" / "samples").rglob("*.yaml"), *ROOT.glob("examples/*/rljob.yaml")])
 OFFICIAL = {"name": "vllm", "image": "vllm/vllm-openai:v0.33.0", "args": ["--model=m"]}
 SHELL = {"name": "vllm", "image": "x", "command": ["sh", "-c"]}
 
@@ -42,7 +43,9 @@ def found(container: Json, pod: Json | None = None, **sampler: Any) -> tuple[str
         ({**SHELL, "args": ["vllm serve m --shutdown-timeout=900"]}, {}, {}),
         ({**OFFICIAL, "args": ["--config", "/etc/vllm.yaml"], "ports": [{"containerPort": 8000}]}, {}, {}),
         ({**SHELL, "command": ["bash", "-euo", "pipefail", "-c"], "args": ["exec vllm serve m --shutdown-timeout 900"]}, {}, {}),
-        # A worker of Ray serves nobody by the layout.
+        # A worker of Ray serves nobody by the layout, whatever page of numbers is served beside it.
+        ({"name": "ray", "image": "x", "command": ["ray", "start"], "ports": [{"name": "metrics", "containerPort": 9100}]},
+         {"terminationGracePeriodSeconds": 30}, {}),
         ({"name": "ray", "image": "x", "command": ["ray", "start", "--block"]}, {"terminationGracePeriodSeconds": 30}, {}),
         ({"name": "s", "image": "x", "command": ["sglang", "serve"]}, {}, {"engine": "sglang"}),
         (
@@ -202,9 +205,10 @@ def test_what_can_not_be_read_says_nothing(template: Json) -> None:
     assert layout_hazards(job(), "sampler", template) == ()
 
 
-@pytest.mark.parametrize("path", sorted(SAMPLES.glob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", JOBS, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_the_samples_lose_no_work(path: Path) -> None:
-    document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    documents = yaml.safe_load_all(path.read_text(encoding="utf-8"))
+    (document,) = (each for each in documents if each and each["kind"] == "RLJob")
     document["metadata"] |= {"namespace": "rl", "uid": "u"}
     of = RLJob.model_validate(document)
     if of.spec.adopts:

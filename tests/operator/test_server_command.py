@@ -54,6 +54,10 @@ def shell(
         # Nobody outside is answered.
         (container("--uds=/run/s"), 8000, None),
         (container("--host=::1", ports=(9000,)), 9000, None),
+        # A port beside the server's.
+        (container(ports=(8000,)) | {"ports": [{"name": "metrics", "containerPort": 9100}]}, 8000, 8000),
+        ({"image": "x", "ports": [{"name": "metrics", "containerPort": 9100}]}, 8000, None),
+        ({"image": "x", "ports": [{"name": "metrics", "containerPort": 9100}, {"containerPort": 9000}]}, 9000, None),
         # Whatever serves there, it is not seen.
         ({"name": "c", "image": "x", "ports": [{"containerPort": 9000}]}, 9000, None),
         ({"name": "c", "image": "x"}, 8000, None),
