@@ -10,11 +10,11 @@ from rljob_operator.config import Config
 from rljob_operator.decide import Decision, Situation, calibrated, decide, recorded
 from rljob_operator.edges import Edges
 from rljob_operator.hindsight import measured_move, with_measured_gain
+from rljob_operator.learned import with_constants
 from rljob_operator.measured import by_count, calibration_of, followed_lengths, kept, lengths_of
 from rljob_operator.metrics import OperatorMetrics
 from rljob_operator.moves import Moves
 from rljob_operator.passes import Pass
-from rljob_operator.profiles import with_constants
 from rljob_operator.readings import Telemetry
 from rljob_operator.rebalance import timestamp
 from rljob_operator.remembered import Remembered

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from rljob_operator import planning, profiles
 from rljob_operator.cluster import CONFIG_MAPS, FIELD_MANAGER, PROFILES, Api, ClusterError, Json
 from rljob_operator.gate import MANAGED_BY_LABEL
+from rljob_operator.learned import learned_status
 from rljob_operator.measured import kept
 from rljob_operator.passes import Pass
 from rljob_operator.profiles import Lesson
@@ -26,7 +27,7 @@ from rljob_planner.accelerators import accelerators_of
 from rljob_planner.api.profile import ProfileRun, ProfileSubject, RLJobProfile
 from rljob_planner.api.spec import CalibrationSource, RLJobSpec
 from rljob_planner.api.status import LearnedStatus
-from rljob_planner.calibrate import Calibration, calibration_in, mismatches, parse_calibration
+from rljob_planner.calibrate import Calibration, calibration_in, judged, parse_calibration, unstated
 from rljob_planner.errors import PlanningError
 from rljob_planner.job import Job
 
@@ -88,16 +89,18 @@ class Learning:
             found = await self._calibration(this, wished)
             if isinstance(found, Verdict):
                 return found
-            measured = found
             where = INLINE if wished.config_map is None else f"ConfigMap {wished.config_map}"
-            sources.append(f"{where}: speeds measured before the run")
-            doubts = _unlike(this, measured, where)
+            try:
+                measured, doubts = _of_this_job(this, found, where)
+            except PlanningError as error:
+                return Verdict(False, "CalibrationInvalid", str(error))
+            sources += (f"{where}: {word}" for word in ("speeds measured before the run", *unstated(measured)))
         lesson = await self._lesson(this, measured, words)
         calibration = measured or Calibration()
         if lesson is not None:
             calibration = profiles.calibration_of(lesson, this.now_s, calibration)
             sources.append(lesson.words())
-        learned = profiles.learned_status(lesson, None if wished is None else wished.config_map, measured)
+        learned = learned_status(lesson, None if wished is None else wished.config_map, measured)
         return Known(calibration, lesson, learned, tuple(sources), tuple(words), tuple(doubts))
 
     async def after_run(self, this: Pass) -> None:
@@ -162,7 +165,7 @@ class Learning:
 
     async def _lesson(self, this: Pass, measured: Calibration | None, words: list[str]) -> Lesson | None:
         """What earlier runs teach; a word is added where there is a profile that teaches nothing."""
-        learned = profiles.learned_status(None, None, measured)
+        learned = learned_status(None, None, measured)
         try:
             name = profiles.profile_name(_subject(this, learned))
             live = await self._cluster.get(PROFILES, this.key[0], name)
@@ -216,10 +219,12 @@ def _subject(this: Pass, learned: LearnedStatus | None) -> ProfileSubject:
     )
 
 
-def _unlike(this: Pass, measured: Calibration, where: str) -> list[str]:
-    """What the calibration was measured on and the job is not."""
+def _of_this_job(this: Pass, found: Calibration, where: str) -> tuple[Calibration, list[str]]:
+    """The calibration as far as it is of this job, and how it is not; raises PlanningError where it says nothing of it."""
     try:
         job = Job.of(planning.limited(this.spec, this.inventory), this.inventory.rooms)
     except PlanningError:
-        return []
-    return [f"{where}: {word}" for word in mismatches(measured, job)]
+        # The plan says what is wrong with the job, where a person looks for it.
+        return found, []
+    measured, words = judged(found, job, where)
+    return measured, [f"{where}: {word}" for word in words]

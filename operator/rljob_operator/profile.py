@@ -8,22 +8,16 @@ by its streams, token by token.
 Levels are gone through several times, there and back, and the median of each counts: what slows the machine for a while then falls on all
 of them, and how far the rounds differ tells what a measurement is worth.
 
-Prompts are random token ids, so that no prefix cache has seen them. Responses go on to their limit (``ignore_eos``), so that the load
-stays what it is said to be. Everything is bounded: requests, seconds, tokens. A level that ran out of time counts with what it
-finished.
+Everything is bounded: requests, seconds, tokens. A level that ran out of time counts with what it made.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
-import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
-import aiohttp
-
+from rljob_operator.completions import STALL_TIMEOUT_S, Completions, ProfileError, session
 from rljob_operator.engine_counters import (
     SPREAD,
     EngineCounters,
@@ -33,28 +27,15 @@ from rljob_operator.engine_counters import (
     prefill_s,
     spread_length,
 )
-from rljob_operator.exposition import ExpositionError, Sample, cache_tokens, engines, parse_exposition, total
+from rljob_operator.exposition import Sample, cache_tokens, engines, total
 from rljob_planner.bench_files import RequestTiming, row_of_requests
 from rljob_planner.fit import MeasuredStep, median_row
 from rljob_planner.fit_seconds import prefill_row
 
-CONNECT_TIMEOUT_S = 10.0
-STALL_TIMEOUT_S = 60.0
-"""Seconds without a byte after which a stream is dead: a busy engine has been seen to stall for several."""
 OTHERS = 0.10
 """Share of generated tokens beyond our own from which somebody else uses the server."""
 DISAGREEMENT = 0.15
 """Relative difference between rounds, or between our time per token and the engine's own, from which something is in the way."""
-
-CUT_SHORT = "the server cut a response short: it is draining, paused, or out of room"
-
-_CUT = ("abort", "error")
-_LOWEST_TOKEN, _HIGHEST_TOKEN = 10, 100
-"""Token ids that every vocabulary has."""
-
-
-class ProfileError(Exception):
-    """A server that could not be measured; the message says what to check."""
 
 
 @dataclass(frozen=True)
@@ -106,29 +87,31 @@ async def profile(
     the server cannot be reached or refuses.
     """
     base = url.rstrip("/").removesuffix("/v1").rstrip("/")
-    timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=STALL_TIMEOUT_S)
-    connector = aiohttp.TCPConnector(limit=0)
-    headers = None if api_key is None else {"Authorization": f"Bearer {api_key}"}
-    async with aiohttp.ClientSession(timeout=timeout, connector=connector, headers=headers) as session:
-        return await _Profiler(session, base, load, progress).run(model)
+    async with session(api_key) as opened:
+        return await _Profiler(Completions(opened, base), load, progress).run(model)
 
 
 @dataclass
 class _Profiler:
-    session: aiohttp.ClientSession
-    base: str
+    server: Completions
     load: Load
     progress: Progress
-    random: random.Random = field(default_factory=lambda: random.Random(0))
-    exact: bool = True
-    """Whether the server takes vLLM's extra parameters."""
-    notes: list[str] = field(default_factory=list)
+
+    @property
+    def base(self) -> str:
+        """The server's address."""
+        return self.server.base
+
+    @property
+    def notes(self) -> list[str]:
+        """What to know of the measurement, a sentence each."""
+        return self.server.notes
 
     async def run(self, wished: str | None) -> Profile:
-        served, root, longest = await self._model(wished)
+        served, root, longest = await self.server.model(wished)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self.load.max_s
-        metrics = await self._metrics()
+        metrics = await self.server.metrics()
         if metrics is None:
             self.notes.append(
                 f"{self.base}/metrics has no metrics: the KV room is computed, and others' requests would go unnoticed"
@@ -136,7 +119,7 @@ class _Profiler:
         skipped: list[tuple[str, str]] = []
         self.progress("warming up")
         warm_up = min(self.load.prompt_tokens)
-        await self._streamed(served, warm_up, min(16, self.load.response_tokens), loop.time() + STALL_TIMEOUT_S)
+        await self.server.streamed(served, warm_up, min(16, self.load.response_tokens), loop.time() + STALL_TIMEOUT_S)
         levels = []
         for prompt in self.load.prompt_tokens:
             if longest is not None and prompt + self._longest_response(metrics) > longest:
@@ -185,7 +168,7 @@ class _Profiler:
         self, name: str, served: str, concurrency: int, prompt: int, until: float
     ) -> tuple[list[MeasuredStep], str]:
         """One closed loop: the mean step, and that of a prompt alone where it is told; or why there is none."""
-        before = await self._metrics()
+        before = await self.server.metrics()
         counted = None if before is None else engine_counters(before)
         loop = asyncio.get_running_loop()
         began, count = loop.time(), self.load.count(concurrency)
@@ -200,10 +183,10 @@ class _Profiler:
                 left -= 1
                 try:
                     if counted is None:
-                        timing = await self._streamed(served, prompt, self.load.response_tokens, until)
+                        timing = await self.server.streamed(served, prompt, self.load.response_tokens, until)
                     else:
                         response = spread_length(self.load.response_tokens, count - left)
-                        timing = await self._whole(served, prompt, response, until)
+                        timing = await self.server.whole(served, prompt, response, until)
                 except ProfileError as error:
                     failures.append(str(error))
                     return
@@ -212,14 +195,14 @@ class _Profiler:
             if not full:
                 # From here on fewer run than the level is of.
                 full.append((loop.time(), None))
-                full[0] = (loop.time(), await self._metrics())
+                full[0] = (loop.time(), await self.server.metrics())
 
         await asyncio.gather(*(worker() for _ in range(concurrency)))
         if failures and len(timings) >= min(concurrency, 2):
             self.notes.append(f"{name}: {len(failures)} requests failed ({failures[0]})")
         elif failures:
             return [], failures[0]
-        after = await self._metrics()
+        after = await self.server.metrics()
         if counted is not None and before is not None and full:
             reason = self._disturbed(before, after, timings, concurrency)
             response = self._mean_response(timings)
@@ -302,99 +285,6 @@ class _Profiler:
             )
         return row
 
-    async def _streamed(self, served: str, prompt: int, response: int, until: float) -> RequestTiming | None:
-        """One streamed completion; None if time ran out before it ended."""
-        beside = {"stream": True, "stream_options": {"include_usage": True}}
-        timing = await self._request(served, prompt, response, until, beside)
-        return timing if isinstance(timing, RequestTiming) else None
-
-    async def _whole(self, served: str, prompt: int, response: int, until: float) -> RequestTiming | None:
-        """One completion in a piece, which a busy server has less work with; None if time ran out before it ended."""
-        answer = await self._request(served, prompt, response, until, {"stream": False})
-        if not isinstance(answer, dict):
-            return None
-        choices = answer.get("choices") or [{}]
-        if choices[0].get("finish_reason") in _CUT:
-            raise ProfileError(CUT_SHORT)
-        usage = answer.get("usage") or {}
-        now = asyncio.get_running_loop().time()
-        return RequestTiming(now, now, float(prompt), float(usage.get("completion_tokens") or response))
-
-    async def _request(
-        self, served: str, prompt: int, response: int, until: float, beside: dict[str, Any]
-    ) -> RequestTiming | dict[str, Any] | None:
-        """One completion: the times of a stream, or the whole answer; None if time ran out before it ended."""
-        body: dict[str, Any] = {
-            "model": served,
-            "prompt": [self.random.randint(_LOWEST_TOKEN, _HIGHEST_TOKEN) for _ in range(prompt)],
-            "max_tokens": response,
-            "temperature": 1.0,
-            **beside,
-        }
-        if self.exact:
-            body |= {"ignore_eos": True, "min_tokens": response, "return_token_ids": True}
-        # A whole answer comes when it is done, a stream all the time.
-        patience = None if beside["stream"] else aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S)
-        loop = asyncio.get_running_loop()
-        remaining = until - loop.time()
-        if remaining <= 0:
-            return None
-        try:
-            async with asyncio.timeout(remaining):
-                async with self.session.post(
-                    f"{self.base}/v1/completions",
-                    json=body,
-                    allow_redirects=False,
-                    timeout=patience or self.session.timeout,
-                ) as answer:
-                    if answer.status == 400 and self.exact:
-                        self.exact = False
-                        self.notes.append("the server does not take ignore_eos: responses may end before their limit")
-                        return await self._request(served, prompt, response, until, beside)
-                    if answer.status != 200:
-                        raise ProfileError(_refusal(self.base, answer.status, await answer.text()))
-                    if beside["stream"]:
-                        return await _timed(answer, prompt)
-                    whole = await answer.json()
-                    return whole if isinstance(whole, dict) else None
-        except TimeoutError:
-            return None
-        except (aiohttp.ClientError, OSError) as error:
-            raise ProfileError(f"{self.base}: the answer broke off ({error or type(error).__name__})") from error
-        except ValueError as error:
-            raise ProfileError(f"{self.base}: the answer is no JSON, so that this is no OpenAI API") from error
-
-    async def _model(self, wished: str | None) -> tuple[str, str, int | None]:
-        """The name to ask for, the weights behind it, and the longest context."""
-        try:
-            async with self.session.get(f"{self.base}/v1/models", allow_redirects=False) as answer:
-                text = await answer.text()
-                if answer.status != 200:
-                    raise ProfileError(_refusal(self.base, answer.status, text))
-                listed = json.loads(text)["data"]
-                models = {str(m["id"]): m for m in listed}
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            raise ProfileError(
-                f"cannot reach {self.base} ({error or type(error).__name__}): check that the server runs and that this is its URL"
-            ) from error
-        except (ValueError, KeyError, TypeError) as error:
-            raise ProfileError(f"{self.base}/v1/models is not an OpenAI API's: check the URL") from error
-        if not models:
-            raise ProfileError(f"{self.base} serves no model")
-        served = wished if wished in models else next(iter(models))
-        longest = models[served].get("max_model_len")
-        return served, str(models[served].get("root") or served), longest if isinstance(longest, int) else None
-
-    async def _metrics(self) -> list[Sample] | None:
-        """What ``/metrics`` shows, None if there is nothing to read."""
-        try:
-            async with self.session.get(f"{self.base}/metrics", allow_redirects=False) as answer:
-                if answer.status != 200:
-                    return None
-                return parse_exposition(await answer.text(), f"{self.base}/metrics")
-        except (aiohttp.ClientError, OSError, TimeoutError, ExpositionError):
-            return None
-
 
 def _name(base: str, concurrency: int, prompt: int) -> str:
     return f"{base}, {concurrency} at a time, prompts of {prompt}"
@@ -409,53 +299,3 @@ def _growth(before: list[Sample] | None, after: list[Sample] | None, *names: str
 def _of_one_engine(row: MeasuredStep, several: int) -> MeasuredStep:
     """The row of one of so many engines, over which the server spreads its requests evenly."""
     return replace(row, running=max(1.0, row.running / several), prefills_per_step=row.prefills_per_step / several)
-
-
-async def _timed(answer: aiohttp.ClientResponse, prompt: int) -> RequestTiming | None:
-    """The times of a stream's tokens. A chunk may carry several, so the count is the server's own where it gives one.
-
-    A chunk without text is a token, too: part of a character, or one of a server that returns token ids alone.
-    """
-    loop = asyncio.get_running_loop()
-    first = last = 0.0
-    chunks = 0
-    counted: int | None = None
-    prompted: int | None = None
-    async for line in answer.content:
-        if not line.startswith(b"data:"):
-            continue
-        data = line[5:].strip()
-        if data == b"[DONE]":
-            break
-        now = loop.time()
-        try:
-            event = json.loads(data)
-        except ValueError:
-            continue
-        if event.get("error"):
-            raise ProfileError(f"the server ended a stream: {event['error']}")
-        usage = event.get("usage")
-        if isinstance(usage, dict):
-            counted, prompted = usage.get("completion_tokens"), usage.get("prompt_tokens")
-        choices = event.get("choices") or []
-        if not choices:
-            continue
-        if choices[0].get("finish_reason") in _CUT:
-            raise ProfileError(CUT_SHORT)
-        chunks += len(choices[0].get("token_ids") or ()) or 1
-        first, last = first or now, now
-    if last <= first:
-        return None
-    tokens = float(counted) if isinstance(counted, int) and counted >= chunks else float(chunks)
-    return RequestTiming(first, last, float(prompted or prompt), tokens)
-
-
-def _refusal(base: str, status: int, text: str) -> str:
-    why = {
-        401: "it wants an API key (--api-key)",
-        403: "it refuses access",
-        404: "there is no OpenAI API: give the server's URL, without a path",
-        503: "it is paused, full, or still loading",
-    }
-    said = " ".join(text.split())[:200]
-    return f"{base} answered HTTP {status}: {why.get(status, said or 'no reason given')}"

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from rljob_operator import planning
 from rljob_operator.edges import Edges
+from rljob_operator.learned import with_constants
 from rljob_operator.measured import calibration_of
 from rljob_operator.passes import Pass
-from rljob_operator.profiles import with_constants
 from rljob_operator.status import Verdict
 from rljob_planner.api.spec import Resize, RLJobSpec
 from rljob_planner.api.status import RLJobStatus

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from statistics import median
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -18,10 +18,20 @@ from rljob_planner.errors import PlanningError
 
 if TYPE_CHECKING:
     from rljob_planner.fit import Fit, FittedRow
-    from rljob_planner.fit_seconds import FittedSeconds, SecondsFit
+    from rljob_planner.fit_seconds import SecondsFit
 
 MAP_KEY = "calibration.yaml"
 """Key of a ConfigMap that holds a calibration."""
+
+MOST_ERROR = 10.0
+"""Relative error from which it does not matter how large it is."""
+
+LEAST_S = 1e-9
+"""Seconds below which nothing was measured."""
+
+Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+"""A number, and no text or truth value that could be read as one."""
+Whole = Annotated[int, Field(strict=True)]
 
 
 class MeasuredOnJson(Part):
@@ -31,7 +41,10 @@ class MeasuredOnJson(Part):
     gpu: str | None = Field(
         default=None, description="Name in the packaged hardware file; null: an accelerator without a data sheet."
     )
-    tensor_parallel: int = Field(ge=1)
+    tensor_parallel: Whole = Field(ge=1)
+    parameters: Number | None = Field(
+        default=None, gt=0, description="Parameters of the model, which its name may not tell; null: not said."
+    )
     weights: str = Field(description="Number format of the weights.")
     kv_cache: str = Field(description="Number format of the KV cache.")
 
@@ -39,26 +52,28 @@ class MeasuredOnJson(Part):
 class DecodeConstantsJson(Part):
     """Constants of a decode step; they replace the packaged ones of the GPU."""
 
-    mbu: float = Field(gt=0, le=1, description="Share of memory bandwidth that is reached.")
-    mfu: float = Field(gt=0, le=1, description="Share of peak FLOP/s that is reached.")
-    layer_seconds: float = Field(ge=0, le=0.1, description="A layer, whatever its size.")
-    step_seconds: float = Field(ge=0, le=10, description="A step, whatever the model.")
-    request_seconds: float = Field(ge=0, le=1, description="Each running sample of a step.")
+    mbu: Number = Field(gt=0, le=1, description="Share of memory bandwidth that is reached.")
+    mfu: Number = Field(gt=0, le=1, description="Share of peak FLOP/s that is reached.")
+    layer_seconds: Number = Field(ge=0, le=0.1, description="A layer, whatever its size.")
+    step_seconds: Number = Field(ge=0, le=10, description="A step, whatever the model.")
+    request_seconds: Number = Field(ge=0, le=1, description="Each running sample of a step.")
 
 
 class DecodeSecondsJson(Part):
     """Seconds of an iteration that were measured, whatever the accelerator: the sum of these lines."""
 
-    step_seconds: float = Field(ge=0, le=100, description="An iteration, whatever it runs.")
-    sample_seconds: float = Field(default=0.0, ge=0, le=10, description="Each running sample of it.")
-    context_token_seconds: float = Field(default=0.0, ge=0, le=0.1, description="Each resident token of those samples.")
-    prompt_token_seconds: float = Field(
+    step_seconds: Number = Field(ge=0, le=100, description="An iteration, whatever it runs.")
+    sample_seconds: Number = Field(default=0.0, ge=0, le=10, description="Each running sample of it.")
+    context_token_seconds: Number = Field(
+        default=0.0, ge=0, le=0.1, description="Each resident token of those samples."
+    )
+    prompt_token_seconds: Number = Field(
         default=0.0, ge=0, le=1, description="Each prompt token that is prefilled in it."
     )
 
     @model_validator(mode="after")
     def _takes_time(self) -> DecodeSecondsJson:
-        if not self.step_seconds + self.sample_seconds > 0:
+        if not self.step_seconds + self.sample_seconds >= LEAST_S:
             raise ValueError("an iteration takes time: write stepSeconds or sampleSeconds above 0")
         return self
 
@@ -66,14 +81,17 @@ class DecodeSecondsJson(Part):
 class TrainSecondsJson(Part):
     """Seconds of a training step that were measured, whatever the accelerator: the sum of these lines."""
 
-    step_seconds: float = Field(default=0.0, ge=0, le=100_000, description="A step, with any number of GPUs.")
-    token_seconds: float = Field(
+    step_seconds: Number = Field(default=0.0, ge=0, le=100_000, description="A step, with any number of GPUs.")
+    token_seconds: Number = Field(
         default=0.0, ge=0, le=1000, description="Each prompt or response token of the batch, over the trainers' GPUs."
+    )
+    error: Number | None = Field(
+        default=None, ge=0, le=10, description="Relative error that these seconds may have; null: not known."
     )
 
     @model_validator(mode="after")
     def _takes_time(self) -> TrainSecondsJson:
-        if not self.step_seconds + self.token_seconds > 0:
+        if not self.step_seconds + self.token_seconds >= LEAST_S:
             raise ValueError("a training step takes time: write stepSeconds or tokenSeconds above 0")
         return self
 
@@ -81,20 +99,20 @@ class TrainSecondsJson(Part):
 class SamplersCalibrationJson(Part):
     """The sampler side."""
 
-    factor: float = Field(
+    factor: Number = Field(
         default=1.0, ge=0.1, le=10, description="Measured over predicted speed, beyond the constants."
     )
     decode: DecodeConstantsJson | None = Field(default=None, description="null: the packaged constants hold.")
     measured: DecodeSecondsJson | None = Field(
         default=None, description="Seconds that rest on no data sheet; null: bytes, arithmetic and constants hold."
     )
-    efficiency: float | None = Field(
+    efficiency: Number | None = Field(
         default=None,
         gt=0,
         le=2,
         description="Speed in a running job over the engine's alone, until the job shows it; null: as published runs show it.",
     )
-    kv_tokens: int | None = Field(
+    kv_tokens: Whole | None = Field(
         default=None, gt=0, description="Tokens in the KV cache of a replica as its engine reports; null: computed."
     )
 
@@ -108,7 +126,7 @@ class SamplersCalibrationJson(Part):
 class TrainersCalibrationJson(Part):
     """The trainer side."""
 
-    factor: float = Field(default=1.0, ge=0.1, le=10, description="Measured over predicted speed.")
+    factor: Number = Field(default=1.0, ge=0.1, le=10, description="Measured over predicted speed.")
     measured: TrainSecondsJson | None = Field(
         default=None, description="Seconds that rest on no data sheet; null: FLOPs at the trainer's MFU hold."
     )
@@ -196,11 +214,11 @@ class CalibrationJson(Part):
     measured_on: MeasuredOnJson | None = None
     samplers: SamplersCalibrationJson = Field(default_factory=SamplersCalibrationJson)
     trainers: TrainersCalibrationJson = Field(default_factory=TrainersCalibrationJson)
-    residual: float | None = Field(
-        default=None, ge=0, description="Relative error that is to be expected; null: not known."
+    residual: Number | None = Field(
+        default=None, ge=0, le=MOST_ERROR, description="Relative error that is to be expected; null: not known."
     )
     pegged: bool = Field(default=False, description="Whether a factor or constant stands at its limit.")
-    observations: int = Field(default=0, ge=0, description="Rows or readings behind it.")
+    observations: Whole = Field(default=0, ge=0, description="Rows or readings behind it.")
     fit: FitJson | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -255,6 +273,7 @@ def calibration_of(
         measured_on=MeasuredOnJson(
             model=e.model.name,
             gpu=e.gpu.name,
+            parameters=e.model.parameters,
             tensor_parallel=e.tensor_parallel,
             weights=e.weights,
             kv_cache=e.kv,
@@ -269,13 +288,13 @@ def calibration_of(
             kv_tokens=kv_tokens,
             efficiency=efficiency,
         ),
-        residual=fit.residual,
+        residual=None if fit.residual is None else min(fit.residual, MOST_ERROR),
         pegged=fit.pegged,
         observations=len(fit.rows),
         fit=FitJson(
             fitted=list(fit.fitted),
             constants=[ConstantJson(**vars(c)) for c in fit.constants],
-            default_error=_errors([r.default_error for r in fit.rows]),
+            default_error=_errors([off for r in fit.rows if (off := r.default_error) is not None]),
             error=_errors([r.error for r in fit.rows]),
             left_out_error=None
             if len(fit.rows) < 2
@@ -312,7 +331,7 @@ def calibration_of_seconds(
             kv_tokens=kv_tokens,
             efficiency=efficiency,
         ),
-        residual=fit.residual,
+        residual=None if fit.residual is None else min(fit.residual, MOST_ERROR),
         observations=len(fit.rows),
         fit=FitJson(
             fitted=list(fit.fitted),
@@ -337,9 +356,7 @@ def _range(values: Sequence[float]) -> RangeJson:
     return RangeJson(least=min(values), most=max(values))
 
 
-def _row_json(fitted: FittedRow | FittedSeconds) -> FitRowJson:
-    from rljob_planner.fit_seconds import FittedSeconds
-
+def _row_json(fitted: FittedRow) -> FitRowJson:
     row = fitted.row
     return FitRowJson(
         source=row.source,
@@ -349,7 +366,7 @@ def _row_json(fitted: FittedRow | FittedSeconds) -> FitRowJson:
         response_tokens=row.response_tokens,
         context_tokens=row.context_tokens,
         measured_ms=row.measured_s * 1e3,
-        default_ms=None if isinstance(fitted, FittedSeconds) else fitted.default_s * 1e3,
+        default_ms=None if fitted.default_s is None else fitted.default_s * 1e3,
         predicted_ms=fitted.predicted_s * 1e3,
         error=fitted.error,
         left_out_error=fitted.left_out_error,

@@ -40,6 +40,8 @@ MOST_SHARED_ERROR = 0.10
 UNMEASURED_ERROR = 0.22
 """Standard error of ln(a side's speed over the model's) while nothing is measured: of the published step times 48 tell, whose
 median |error| of the period is 0.22; a side's own error is about as large."""
+_SAME_SIZE = 0.01
+"""Relative difference in parameters up to which models are one."""
 _RESIDUAL_WEIGHT = 0.3
 """Weight of a new reading in the averaged residual."""
 
@@ -56,6 +58,8 @@ class MeasuredOn:
     """Number format of the weights."""
     kv: str
     """Number format of the KV cache."""
+    parameters: float | None = None
+    """Of the model, since names of models that are given by their config tell little; None: not said."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +86,8 @@ class Calibration:
     """What an iteration was measured to take at the width of ``measured_on``, in place of ``decode`` and of the GPU's data sheet."""
     train_seconds: TrainSeconds | None = None
     """What a training step was measured to take, in place of FLOPs, MFU and the GPU's data sheet."""
+    train_error: float | None = None
+    """Relative error that ``train_seconds`` may have; None: not known."""
     sampler_efficiency: float | None = None
     """Speed of samplers in a running job over their engine's alone, until the job shows it; None: as published runs show it."""
     fit_error: float | None = None
@@ -331,10 +337,12 @@ def calibration_in(document: object, source: str) -> Calibration:
 def _of(read: CalibrationJson) -> Calibration:
     on, constants = read.measured_on, read.samplers.decode
     fit_error = None if read.fit is None else read.fit.error.mean
+    line, step = read.samplers.measured, read.trainers.measured
     residual = read.residual
+    if step is not None and step.error is not None:
+        residual = max(step.error, residual or 0.0)
     if residual is None and fit_error is not None and fit_error > MOST_SHARED_ERROR:
         residual = fit_error  # one row tells nothing of others, but others are hardly described better than it is
-    line, step = read.samplers.measured, read.trainers.measured
     return Calibration(
         sampler_factor=read.samplers.factor,
         trainer_factor=read.trainers.factor,
@@ -357,9 +365,12 @@ def _of(read: CalibrationJson) -> Calibration:
             line.step_seconds, line.sample_seconds, line.context_token_seconds, line.prompt_token_seconds
         ),
         train_seconds=None if step is None else TrainSeconds(step.step_seconds, step.token_seconds),
+        train_error=None if step is None else step.error,
         sampler_efficiency=read.samplers.efficiency,
         fit_error=fit_error,
-        measured_on=None if on is None else MeasuredOn(on.model, on.gpu, on.tensor_parallel, on.weights, on.kv_cache),
+        measured_on=None
+        if on is None
+        else MeasuredOn(on.model, on.gpu, on.tensor_parallel, on.weights, on.kv_cache, on.parameters),
     )
 
 
@@ -385,6 +396,11 @@ def mismatches(calibration: Calibration, job: Job) -> tuple[str, ...]:
     if on is None:
         return ()
     spec, found = job.spec.model, []
+    if on.model == job.model.name and not _is_of(on, job):
+        found.append(
+            f"the calibration was measured with a {on.model} of {on.parameters:.3g} parameters, this job's has "
+            f"{job.model.parameters:.3g}: calibrate again"
+        )
     for what, measured, planned in (
         ("model", on.model, job.model.name),
         ("GPU", on.gpu, job.accelerators.sampler.name),
@@ -396,3 +412,38 @@ def mismatches(calibration: Calibration, job: Job) -> tuple[str, ...]:
                 f"the calibration was measured with {what} {measured}, this job has {planned}: calibrate again"
             )
     return tuple(found)
+
+
+def unstated(calibration: Calibration) -> tuple[str, ...]:
+    """What measured seconds leave unsaid: a sentence each."""
+    found = []
+    if calibration.decode_seconds is not None and calibration.measured_on is None:
+        found.append(
+            "the calibration does not say what its seconds were measured on (measuredOn): they are taken for this job's, of any width"
+        )
+    if calibration.train_seconds is not None and calibration.train_error is None:
+        found.append(
+            "how far off the trainer's seconds may be is not said (trainers.measured.error): what the plan says of its error is of samplers"
+        )
+    return tuple(found)
+
+
+def judged(calibration: Calibration, job: Job, source: str) -> tuple[Calibration, tuple[str, ...]]:
+    """The calibration as far as it is of this job, and the ``mismatches``.
+
+    What was measured on something else does not tell how far off this plan is. Raises PlanningError ``InvalidCalibration`` for seconds of
+    another model: a line through them holds for nothing but what was measured.
+    """
+    on, unlike = calibration.measured_on, mismatches(calibration, job)
+    if calibration.decode_seconds is not None and on is not None and not _is_of(on, job):
+        raise PlanningError(
+            "InvalidCalibration",
+            f"{source}: {unlike[0]}. Without a data sheet nothing carries seconds over to another model",
+        )
+    return (replace(calibration, residual=None) if unlike else calibration), unlike
+
+
+def _is_of(on: MeasuredOn, job: Job) -> bool:
+    """Whether a job's model is the one that was measured, as far as name and size tell."""
+    same_size = on.parameters is None or abs(job.model.parameters / on.parameters - 1.0) <= _SAME_SIZE
+    return on.model == job.model.name and same_size

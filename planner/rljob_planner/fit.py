@@ -102,8 +102,8 @@ class FittedRow:
     """One row and what the model says of it."""
 
     row: MeasuredStep
-    default_s: float
-    """By the packaged constants."""
+    default_s: float | None
+    """By the packaged constants; None: there are none of this accelerator."""
     predicted_s: float
     left_out_s: float | None
     """By a fit to the other rows; None if there are none."""
@@ -114,9 +114,9 @@ class FittedRow:
         return self.predicted_s / self.row.measured_s - 1.0
 
     @property
-    def default_error(self) -> float:
+    def default_error(self) -> float | None:
         """The same by the packaged constants."""
-        return self.default_s / self.row.measured_s - 1.0
+        return None if self.default_s is None else self.default_s / self.row.measured_s - 1.0
 
     @property
     def left_out_error(self) -> float | None:
@@ -144,8 +144,7 @@ class Fit:
     @property
     def residual(self) -> float | None:
         """Mean |error| of a row under a fit to the others: what a new row may be off by. None below two rows."""
-        errors = [abs(out) for r in self.rows if (out := r.left_out_error) is not None]
-        return math.fsum(errors) / len(errors) if errors else None
+        return mean_left_out(self.rows)
 
     def step_s(self, row: MeasuredStep) -> float:
         """What the fit predicts for a row, measured or not, in seconds."""
@@ -256,6 +255,12 @@ def fit(engine: Engine, rows: Sequence[MeasuredStep]) -> Fit:
         pegged=_beyond_belief(fitted_rows, pegged),
         warnings=tuple(_warnings(fitted_rows, names, pegged)),
     )
+
+
+def mean_left_out(rows: Sequence[FittedRow]) -> float | None:
+    """Mean |error| of rows by fits to the others, None if there are none."""
+    errors = [abs(out) for r in rows if (out := r.left_out_error) is not None]
+    return math.fsum(errors) / len(errors) if errors else None
 
 
 def predicted_s(engine: Engine, row: MeasuredStep) -> float:
@@ -391,7 +396,8 @@ def _constants(
 
 def _mean_ratio(rows: Sequence[FittedRow]) -> float:
     """Geometric mean of measured over packaged."""
-    return math.exp(math.fsum(math.log(r.row.measured_s / r.default_s) for r in rows) / len(rows))
+    known = [r.row.measured_s / r.default_s for r in rows if r.default_s is not None]
+    return math.exp(math.fsum(map(math.log, known)) / len(known))
 
 
 def _beyond_belief(rows: Sequence[FittedRow], pegged: Sequence[str]) -> bool:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from rljob_planner.calibrate import MOST_SHARED_ERROR
 from rljob_planner.errors import PlanningError
-from rljob_planner.fit import MeasuredStep, RowKind
+from rljob_planner.fit import FittedRow, MeasuredStep, RowKind, mean_left_out
 from rljob_planner.measured_costs import DecodeSeconds
 
 FloatArray = NDArray[np.float64]
@@ -28,33 +28,13 @@ _NAMES = ("stepSeconds", "sampleSeconds", "contextTokenSeconds", "promptTokenSec
 
 
 @dataclass(frozen=True)
-class FittedSeconds:
-    """One row and what the line says of it."""
-
-    row: MeasuredStep
-    predicted_s: float
-    left_out_s: float | None
-    """By a line through the other rows; None where those cannot tell it."""
-
-    @property
-    def error(self) -> float:
-        """Predicted over measured, less 1."""
-        return self.predicted_s / self.row.measured_s - 1.0
-
-    @property
-    def left_out_error(self) -> float | None:
-        """The same by a line through the other rows."""
-        return None if self.left_out_s is None else self.left_out_s / self.row.measured_s - 1.0
-
-
-@dataclass(frozen=True)
 class SecondsFit:
     """What the rows taught."""
 
     seconds: DecodeSeconds
     fitted: tuple[str, ...]
     """What the rows could tell apart, by its name in the calibration file."""
-    rows: tuple[FittedSeconds, ...]
+    rows: tuple[FittedRow, ...]
     warnings: tuple[str, ...]
 
     @property
@@ -65,8 +45,7 @@ class SecondsFit:
     @property
     def residual(self) -> float | None:
         """Mean |error| of a row under a line through the others: what a new row may be off by. None below three rows."""
-        errors = [abs(out) for r in self.rows if (out := r.left_out_error) is not None]
-        return math.fsum(errors) / len(errors) if errors else None
+        return mean_left_out(self.rows)
 
     def step_s(self, row: MeasuredStep) -> float:
         """What the line predicts for a row, measured or not, in seconds."""
@@ -94,7 +73,7 @@ def fit_seconds(rows: Sequence[MeasuredStep]) -> SecondsFit:
         )
     columns = _columns(rows)
     found = _line(rows, columns)
-    fitted_rows = tuple(FittedSeconds(row, step_seconds(found, row), _without(rows, row, columns)) for row in rows)
+    fitted_rows = tuple(FittedRow(row, None, step_seconds(found, row), _without(rows, row, columns)) for row in rows)
     names = tuple(_NAMES[c] for c in columns if _values(found)[c] > 0.0)
     return SecondsFit(found, names, fitted_rows, tuple(_warnings(fitted_rows, columns)))
 
@@ -152,7 +131,7 @@ def _without(rows: Sequence[MeasuredStep], row: MeasuredStep, columns: Sequence[
     return step_seconds(_line(others, columns), row)
 
 
-def _warnings(rows: Sequence[FittedSeconds], columns: Sequence[int]) -> list[str]:
+def _warnings(rows: Sequence[FittedRow], columns: Sequence[int]) -> list[str]:
     """What somebody should know who plans with the result."""
     found = []
     served = [r for r in rows if r.row.kind is RowKind.SERVED]

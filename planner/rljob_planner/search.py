@@ -319,6 +319,17 @@ def _coarse(race: Race, space: Space, best: Evaluation) -> str:
     )
 
 
+def _partly_measured(job: Job, split: Split) -> str:
+    """What to say of a fleet of unlike GPUs of which one was measured; empty where there is none."""
+    unlike = job.unlike(split.samplers)
+    if len(unlike) < 2 or job.calibration is None or job.calibration.decode_seconds is None:
+        return ""
+    return (
+        f"the calibration's seconds are taken for samplers on {job.accelerators.sampler.name} alone: those on other GPUs are planned by data "
+        "sheets"
+    )
+
+
 def _notes(
     race: Race,
     space: Space,
@@ -361,4 +372,5 @@ def _notes(
         )
     notes.append(sandbox_note(best, environments))
     notes.append(mixed_note(job.unlike(best.split.samplers)))
+    notes.append(_partly_measured(job, best.split))
     return tuple(note for note in notes if note)

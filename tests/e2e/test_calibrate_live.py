@@ -1,7 +1,8 @@
 """A real vLLM is calibrated, and what the calibration says comes true: at other loads, in the plan, and in the operator's own readings.
 
 What a machine does besides changes how fast it is from one second to the next. So the loads that a calibration is made from and those that check it
-take turns, several times, each pass is judged by itself, and the median of the passes counts: what slows one slows the other.
+take turns, there and back, and the median of the passes counts: what slows one slows the other. `rljob calibrate` does the same with the loads of a
+calibration alone; here its own measurement (`profile`) is asked for one load at a time.
 """
 
 from __future__ import annotations
@@ -66,10 +67,6 @@ class Pass:
     """Throughput by requests at a time, by this client's own clock."""
     reading: Telemetry | None = None
     """What the operator reads of the watched load."""
-
-    def errors(self, model: Path) -> dict[int, float]:
-        """What a calibration by this pass says of each throughput, relative to what it was."""
-        return {c: _predicted(fit_seconds(self.rows), c, model) / rate - 1.0 for c, rate in self.tokens_per_s.items()}
 
 
 def _predicted(fit: SecondsFit, concurrency: int, model: Path) -> float:
@@ -208,11 +205,13 @@ def _calibration(fit: SecondsFit) -> Calibration:
     return Calibration(decode_seconds=fit.seconds, measured_on=on, sampler_efficiency=1.0)
 
 
-def test_it_predicts_the_throughput_of_other_loads(passes: list[Pass], tiny_model: Path) -> None:
-    errors = [p.errors(tiny_model) for p in passes]
-    assert {c: e for c in CHECKED if abs(e := median(each[c] for each in errors)) > TOLERANCE} == {}, errors
+def test_it_predicts_the_throughput_of_other_loads(passes: list[Pass], fit: SecondsFit, tiny_model: Path) -> None:
+    """By the medians of all passes on both sides, as the command fits the medians of its rounds."""
+    rates = {c: median(p.tokens_per_s[c] for p in passes) for c in CHECKED}
+    errors = {c: _predicted(fit, c, tiny_model) / rate - 1.0 for c, rate in rates.items()}
+    assert max(map(abs, errors.values())) <= TOLERANCE, (errors, fit.values, passes)
     # A check that everything passes checks nothing: what this server does at these loads is far apart.
-    assert median(p.tokens_per_s[12] / p.tokens_per_s[2] for p in passes) > 2.0
+    assert rates[12] > 2.0 * rates[2]
 
 
 def test_what_the_operator_reads_of_a_running_server_is_the_same(
@@ -224,6 +223,7 @@ def test_what_the_operator_reads_of_a_running_server_is_the_same(
         known = calibrated(known, this.reading, _spec(tiny_model), _split(), [Room("here", 2)])
     assert known.observations > PASSES / 2, [p.reading for p in passes]
     stated = math.hypot(known.sampler_error, fit.residual or 0.0)
+    assert stated < 0.25
     assert abs(math.log(known.sampler_factor)) <= 2.0 * stated, (known, fit.residual)
     assert not known.pegged
 
@@ -239,13 +239,11 @@ def test_the_plan_expects_what_the_server_does(passes: list[Pass], fit: SecondsF
 
 def test_the_command_measures_fits_and_writes_what_a_plan_takes(live: str, tiny_model: Path, tmp_path: Path) -> None:
     file = tmp_path / "calibration.yaml"
-    began = time.monotonic()
     result = _rljob(
         *("calibrate", "--url", live, "--model", str(tiny_model), "--max-seconds", "60", "--requests", "8"),
         *("--response-tokens", "64", "--efficiency", "100%", "-o", str(file)),
     )
     assert result.exit_code == 0, result.output
-    assert time.monotonic() - began < 60.0 + 30.0
     assert "6 of 6: 1 requests at a time" in result.stderr
     assert "Error of a row by a fit to the others" in result.stdout
     told = read_calibration(file)

@@ -8,9 +8,9 @@ from typing import Any, cast
 import pytest
 from pydantic import ValidationError
 
-from rljob_operator import profiles
 from rljob_operator.cluster import CONFIG_MAPS, PROFILES, Api, ClusterError, Resource
 from rljob_operator.inventory import take_inventory
+from rljob_operator.learned import with_constants
 from rljob_operator.learning import Known, Learning
 from rljob_operator.passes import Pass
 from rljob_operator.status import Fleet, Verdict
@@ -252,7 +252,7 @@ async def test_a_calibration_in_the_job_itself_is_read_and_its_seconds_last() ->
         "rljobCalibration": 1,
         "measuredOn": {"model": "Qwen/Qwen3-8B", "tensorParallel": 2, "weights": "bf16", "kvCache": "bf16"},
         "samplers": {"measured": {"stepSeconds": 0.02, "sampleSeconds": 0.001}, "kvTokens": 9000, "efficiency": 0.8},
-        "trainers": {"measured": {"stepSeconds": 1.0, "tokenSeconds": 0.001}},
+        "trainers": {"measured": {"stepSeconds": 1.0, "tokenSeconds": 0.001, "error": 0.1}},
     }
     this = a_pass(calibration={"inline": inline})
     found = await known(Server(), this)
@@ -264,11 +264,11 @@ async def test_a_calibration_in_the_job_itself_is_read_and_its_seconds_last() ->
     assert learned.config_map is None
     # What the status keeps brings the same seconds back for every later plan, at the width that was measured.
     kept = LearnedStatus.model_validate(learned.model_dump(by_alias=True))
-    live = profiles.with_constants(Calibration(sampler_factor=0.9), kept, 2)
+    live = with_constants(Calibration(sampler_factor=0.9), kept, 2)
     assert live.decode_seconds == found.calibration.decode_seconds
     assert live.train_seconds == found.calibration.train_seconds
     assert (live.kv_tokens, live.sampler_efficiency, live.sampler_factor) == (9000, 0.8, 0.9)
-    other = profiles.with_constants(Calibration(), kept, 4)
+    other = with_constants(Calibration(), kept, 4)
     assert other.decode_seconds is None
     assert other.train_seconds == live.train_seconds
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rljob_operator.profile import Load, Profile, ProfileError, profile
+from rljob_operator.completions import ProfileError
+from rljob_operator.profile import Load, Profile, profile
 from rljob_planner.fit import MeasuredStep, RowKind, fit
 from rljob_planner.fit_seconds import fit_seconds
 from rljob_planner.hardware import gpu
@@ -59,6 +60,14 @@ async def test_a_chunk_of_several_tokens_counts_as_many() -> None:
     found = await measured(Server(truth, chunk=4), Load((2,), 4, (64,), 33, 30.0))
     assert found.rows[0].response_tokens == 33
     assert found.rows[0].measured_s == pytest.approx(truth.step(2, 2 * 80), rel=0.1)
+
+
+async def test_another_model_than_was_asked_for_is_said() -> None:
+    async with serving(Server(FAST)) as server:
+        found = await profile(server.url, SMALL, model="Qwen/Qwen3-32B")
+        assert "the server has no model Qwen/Qwen3-32B: measured is served, of served" in found.notes
+        for known in ("served", "Qwen/Qwen3-8B"):
+            assert not (await profile(server.url, SMALL, model=known)).notes
 
 
 async def test_prompts_are_of_exact_length_and_all_different() -> None:

@@ -17,6 +17,7 @@ from typer.testing import CliRunner, Result
 from rljob_operator import profiles
 from rljob_operator.cli import app
 from rljob_operator.course import MOST_POINTS, lengths_so_far
+from rljob_operator.learned import learned_status, with_constants
 from rljob_operator.learning import profile_object
 from rljob_operator.readings import Reading
 from rljob_operator.rebalance import timestamp
@@ -311,20 +312,20 @@ def test_a_benchmark_beside_a_profile_keeps_its_constants() -> None:
     start = profiles.calibration_of(lesson(), NOW_S, base)
     assert start.decode == decode
     assert start.sampler_speed == pytest.approx(0.8)
-    learned = profiles.learned_status(lesson(), "speeds", base)
+    learned = learned_status(lesson(), "speeds", base)
     assert learned is not None
-    live = profiles.with_constants(Calibration(sampler_factor=0.7, observations=3), learned, 2)
+    live = with_constants(Calibration(sampler_factor=0.7, observations=3), learned, 2)
     assert live.decode == decode
     assert live.kv_tokens == 1000
     assert live.sampler_factor == 0.7
-    assert profiles.with_constants(Calibration(), learned, 4).kv_tokens is None
+    assert with_constants(Calibration(), learned, 4).kv_tokens is None
 
 
 def test_nothing_learned_changes_nothing() -> None:
     plain = Calibration(sampler_factor=0.7)
-    assert profiles.with_constants(plain, None, 2) is plain
-    assert profiles.with_constants(plain, LearnedStatus(profile="p", runs=1), 2) is plain
-    assert profiles.learned_status(None, None, None) is None
+    assert with_constants(plain, None, 2) is plain
+    assert with_constants(plain, LearnedStatus(profile="p", runs=1), 2) is plain
+    assert learned_status(None, None, None) is None
 
 
 def test_a_lesson_says_in_words_what_it_teaches() -> None:

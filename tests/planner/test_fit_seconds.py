@@ -20,8 +20,10 @@ from rljob_planner.calibrate import (
     TrainerReading,
     calibration_in,
     doubts,
+    judged,
     mismatches,
     read_calibration,
+    unstated,
     updated,
 )
 from rljob_planner.errors import PlanningError
@@ -250,3 +252,61 @@ def test_a_run_corrects_what_was_measured_before() -> None:
     assert found.trainer_factor == pytest.approx((0.5 + 12_000 * 2e-4 / 2) / 2.0)
     assert found.decode_seconds == TRUTH
     assert found.sampler_speed == pytest.approx(0.8)
+
+
+JOB = Job.of(spec(gpus=8, sampler__gpusPerReplica=1, trainer__gpusPerReplica=1), rooms_of("1x8"))
+
+
+@pytest.mark.parametrize(
+    ("on", "why"),
+    [
+        (MeasuredOn("Qwen/Qwen3-32B", None, 1, "bf16", "bf16"), "model Qwen/Qwen3-32B"),
+        (MeasuredOn("Qwen/Qwen3-8B", None, 1, "bf16", "bf16", 1e6), "a Qwen/Qwen3-8B of 1e+06 parameters"),
+    ],
+)
+def test_seconds_of_another_model_are_refused(on: MeasuredOn, why: str) -> None:
+    with pytest.raises(PlanningError) as refused:
+        judged(calibration(measured_on=on, residual=0.03), JOB, "speeds.yaml")
+    assert why in str(refused.value)
+    assert str(refused.value).startswith("speeds.yaml: ")
+
+
+@pytest.mark.parametrize(
+    "on",
+    [
+        MeasuredOn("Qwen/Qwen3-8B", None, 1, "fp8", "bf16"),
+        MeasuredOn("Qwen/Qwen3-8B", None, 1, "bf16", "fp8"),
+        MeasuredOn("Qwen/Qwen3-8B", "a100-sxm-80gb", 1, "bf16", "bf16"),
+    ],
+)
+def test_what_was_measured_otherwise_tells_no_error_of_this_plan(on: MeasuredOn) -> None:
+    found, words = judged(calibration(measured_on=on, residual=0.03), JOB, "speeds.yaml")
+    assert found.residual is None
+    assert "calibrate again" in words[0]
+    kept, _ = judged(calibration(residual=0.03, measured_on=replace(on, gpu=None, weights="bf16", kv="bf16")), JOB, "x")
+    assert kept.residual == 0.03
+
+
+def test_what_seconds_leave_unsaid_is_said() -> None:
+    words = " ".join(unstated(calibration(measured_on=None)))
+    assert "does not say what its seconds were measured on" in words
+    assert "trainers.measured.error" in words
+    assert unstated(calibration(train_error=0.1)) == ()
+    trainers = {"measured": {"stepSeconds": 1, "error": 0.2}}
+    assert calibration_in(document(trainers=trainers, residual=0.05), "here").residual == 0.2
+
+
+@pytest.mark.parametrize(
+    "sides",
+    [
+        {"residual": math.inf},
+        {"residual": 1e300},
+        {"samplers": {"measured": {"stepSeconds": True}}},
+        {"samplers": {"measured": {"stepSeconds": "0.1"}}},
+        {"samplers": {"kvTokens": True}},
+        {"trainers": {"measured": {"tokenSeconds": 1e-300}}},
+    ],
+)
+def test_numbers_that_nobody_measured_are_refused(sides: dict[str, object]) -> None:
+    with pytest.raises(PlanningError):
+        calibration_in(document(**sides), "here")

@@ -126,7 +126,9 @@ def calibrate(
         rows, skipped, names, kv_tokens = list(found.rows), list(found.skipped), list(found.models), None
         if url is not None:
             load = _load(concurrency, requests, prompt_tokens, response_tokens, max_seconds, rounds)
-            measured = _profile(url, load, model, api_key)
+            # A path says which model it is; only a name can be one that the server has.
+            named = None if model is None or Path(model).exists() else model
+            measured = _profile(url, load, named, api_key)
             rows += measured.rows
             skipped += measured.skipped
             names.append(measured.model)
@@ -142,7 +144,9 @@ def calibrate(
                 "other widths, contexts and batches",
                 err=True,
             )
-            on = MeasuredOnJson(model=shape.name, tensor_parallel=tp, weights=weights, kv_cache=kv)
+            on = MeasuredOnJson(
+                model=shape.name, parameters=shape.parameters, tensor_parallel=tp, weights=weights, kv_cache=kv
+            )
             document = calibration_of_seconds(fit_seconds(rows), on, kv_tokens, skipped, share)
         else:
             engine = Engine(shape, known_gpu(gpu), tp, weights, kv)
@@ -281,7 +285,8 @@ def _profile(url: str, load: Load, model: str | None, api_key: str | None) -> Pr
     """Measures the server, with a line of progress on stderr."""
     import asyncio
 
-    from rljob_operator.profile import ProfileError, profile
+    from rljob_operator.completions import ProfileError
+    from rljob_operator.profile import profile
 
     if not url.startswith(("http://", "https://")):
         fail(f"--url: {url!r} is no URL of a server, such as http://localhost:8000")

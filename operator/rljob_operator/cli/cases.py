@@ -250,14 +250,16 @@ def _finished(case: Case, options: Options) -> Case:
             )
         inline = None if wished is None or calibration is not None else wished.inline
         if options.calibration is not None or inline is not None:
-            from rljob_planner.calibrate import calibration_in, mismatches, read_calibration
+            from rljob_planner.calibrate import calibration_in, judged, read_calibration, unstated
             from rljob_planner.job import Job
 
             if options.calibration is not None:
                 calibration = read_calibration(options.calibration)
             else:
                 calibration = calibration_in(inline, f"{case.source}: spec.calibration.inline")
-            words += mismatches(calibration, Job.of(case.spec, rooms, lengths))
+            source = options.calibration or f"{case.source}: spec.calibration.inline"
+            calibration, said = judged(calibration, Job.of(case.spec, rooms, lengths), str(source))
+            words += (*said, *unstated(calibration))
             if calibration.pegged:
                 words.append(
                     f"{options.calibration or 'spec.calibration.inline'}: a factor or constant stands at its limit, so this benchmark is probably of another model, "

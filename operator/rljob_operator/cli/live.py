@@ -147,7 +147,7 @@ def _as_it_runs(case: Case, status: dict[str, Any]) -> Case:
             observations=learned.observations,
         )
         if now.split is not None:
-            from rljob_operator.profiles import with_constants
+            from rljob_operator.learned import with_constants
 
             calibration = with_constants(calibration, now.learned, now.split.samplers.tensor_parallel)
         case = replace(case, calibration=calibration)
