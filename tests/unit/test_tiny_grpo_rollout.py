@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -220,6 +221,89 @@ def test_what_a_sampler_wrote_when_its_update_broke_off_is_written_again(
     numbers = job.account.numbers()
     assert numbers["cut"] == 4
     assert numbers["lost"] == 0
+
+
+def test_one_whose_answer_to_the_pause_was_lost_is_not_left_paused(
+    job: Job, sampler: Double, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tiny_grpo.sampler.UPDATE_TIMEOUT_S", 0.5)
+    released = threading.Event()
+    sampler.held["/pause?mode=keep"] = released
+    job.use(sampler)
+    job.publish(0)
+    try:
+        sampler.wait_until(lambda: "/resume" in sampler.calls and not sampler.paused)
+    finally:
+        sampler.held.clear()
+        released.set()
+    monkeypatch.undo()
+    job.step()
+    assert not sampler.paused
+
+
+def test_one_is_not_left_paused_by_a_trainer_that_ends(tmp_path: Path, sampler: Double) -> None:
+    job = Job(tmp_path)
+    released = threading.Event()
+    sampler.held["/collective_rpc"] = released
+    job.use(sampler)
+    job.publish(0)
+    sampler.wait_until(lambda: "/collective_rpc" in sampler.calls)
+    assert sampler.paused
+    try:
+        job.rollout.close()
+        assert not sampler.paused
+    finally:
+        released.set()
+
+
+@pytest.mark.parametrize("text", ["no JSON", "{}", '{"choices": []}', '{"choices": [{"finish_reason": "stop"}]}'])
+def test_an_answer_that_cannot_be_read_is_a_cut(job: Job, sampler: Double, another: Double, text: str) -> None:
+    def spoil(bad: Double) -> None:
+        bad.breaks = {"/pause?mode=keep"}
+        bad.answer_with = (200, text)
+
+    check_retried(job, sampler, another, spoil)
+    assert job.account.numbers()["cut"] >= 4
+
+
+def test_a_failure_that_nobody_waits_for_is_heard_of(
+    job: Job, sampler: Double, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: object) -> None:
+        raise KeyError("a bug")
+
+    failed = threading.Event()
+    monkeypatch.setattr(job.admission, "complete", lambda group: (failed.set(), fail(group)))
+    job.use(sampler)
+    job.publish(0)
+    assert failed.wait(20)
+    # Anything that the rollout's thread does after the failure is done after it was noted.
+    job.rollout.numbers()
+    job.rollout.numbers()
+    with pytest.raises(RuntimeError, match="the rollout failed"):
+        job.rollout.check()
+
+
+def test_the_only_one_whose_queue_is_full_is_asked_again(job: Job, sampler: Double) -> None:
+    sampler.answer_with = (503, "queue full")
+    job.use(sampler)
+    job.publish(0)
+    sampler.wait_until(lambda: sampler.calls.count("generate by 0") >= 8)
+    sampler.answer_with = None
+    job.step()
+    numbers = job.account.numbers()
+    assert numbers["finished"] == 4
+    assert numbers["refused"] == numbers["retried"] >= 4
+
+
+def test_an_account_adds_up_at_any_moment(job: Job, sampler: Double) -> None:
+    job.use(sampler)
+    for version in range(5):
+        job.publish(version)
+        while job.admission.queued < 2:
+            numbers = job.rollout.numbers()
+            assert numbers["submitted"] == numbers["finished"] + numbers["lost"] + numbers["in_flight"]
+        job.step()
 
 
 def test_a_draining_one_finishes_what_it_has_and_gets_no_weights(job: Job, sampler: Double, another: Double) -> None:

@@ -28,6 +28,8 @@ class Double:
         self.free.set()
         self.breaks: set[str] = set()
         """Paths that are answered with 500."""
+        self.held: dict[str, threading.Event] = {}
+        """Paths whose answer waits for an event; what they do is done before."""
         self.answer_with: tuple[int, str] | None = None
         """Status and text of the next generations, in place of an answer."""
         self.finish_reason = "stop"
@@ -67,6 +69,10 @@ class Double:
             self.weights = body["kwargs"]["weights_path"]
         elif path == "/update_weight_version":
             self.version = body["new_version"]
+        with self.changed:
+            self.changed.notify_all()
+        if path in self.held:
+            self.held[path].wait()
         return 200, {}
 
     def _generate(self) -> tuple[int, Any] | None:

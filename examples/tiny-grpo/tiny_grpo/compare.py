@@ -2,13 +2,14 @@
 
     python -m tiny_grpo.compare --staleness 0 1 4 --seeds 0 1 2 --steps 80 --directory compare
 
-Each run leaves ``compare/staleness-<limit>-seed-<seed>/history.jsonl``, which ``python -m tiny_grpo.plots compare`` draws. A run that is there
-already is not run again. Options that this command doesn't know are the trainer's.
+Each run leaves ``compare/staleness-<limit>-seed-<seed>/history.jsonl``, which ``python -m tiny_grpo.plots compare`` draws. A run that is
+whole already is not run again. Options that this command doesn't know are the trainer's.
 """
 
 from __future__ import annotations
 
 import argparse
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,12 @@ from pathlib import Path
 from tiny_grpo.model import write_model
 from tiny_grpo.run import Servers, write_layout
 from tiny_grpo.task import Kind
+
+
+def is_whole(run: Path, steps: int) -> bool:
+    """Whether a run is there, up to its last step."""
+    history = run / "history.jsonl"
+    return history.exists() and len(history.read_text().splitlines()) == steps
 
 
 def main() -> None:
@@ -37,8 +44,9 @@ def main() -> None:
         for seed in options.seeds:
             for limit in options.staleness:
                 run = directory / f"staleness-{limit}-seed-{seed}"
-                if (run / "history.jsonl").exists():
+                if is_whole(run, options.steps):
                     continue
+                shutil.rmtree(run, ignore_errors=True)
                 write_layout(
                     run / "layout", servers.urls,
                     in_flight=options.in_flight, staleness=limit, max_running=options.max_running,

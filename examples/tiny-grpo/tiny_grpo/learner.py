@@ -85,7 +85,7 @@ class Learner:
         self.optimizer.zero_grad()
         loss.backward()
         with torch.no_grad():
-            away = mask & (clipped != ratio) & (gain == clipped * weights)
+            away = mask & (clipped * weights < ratio * weights)
             sums = torch.stack([(ratio * mask).sum(), (ratio**2 * mask).sum(), away.sum(), loss.detach()])
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
         # One message: at this size latency is all that it costs.

@@ -48,7 +48,11 @@ def read(source: Path) -> Runs:
     runs: dict[int, dict[int, list[Row]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
         runs[int(row["limit"])][int(row["seed"])].append(row)
-    return {limit: list(seeds.values()) for limit, seeds in sorted(runs.items())}
+    found = {limit: list(seeds.values()) for limit, seeds in sorted(runs.items())}
+    steps = {len(run) for seeds in found.values() for run in seeds}
+    if len(steps) != 1:
+        raise ValueError(f"{source} holds runs of {sorted(steps)} steps: they can't be compared")
+    return found
 
 
 def keep(runs: Runs, file: Path) -> None:

@@ -157,6 +157,7 @@ class Ranks:
         try:
             self._group = dist.ProcessGroupGloo(here, self.ordinal, world, MEETING_TIMEOUT)
         except (RuntimeError, dist.DistError) as error:
+            self._heard.clear()
             raise GroupBrokenError(str(error).splitlines()[0]) from error
         self.world = world
 

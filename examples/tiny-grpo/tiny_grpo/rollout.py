@@ -51,6 +51,7 @@ class Rollout:
         self._samplers: dict[Endpoint, Sampler] = {}
         self._weights: tuple[int, Path] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._failure: BaseException | None = None
         self._loop = asyncio.new_event_loop()
         self._changed = asyncio.Event()
         self._session: aiohttp.ClientSession
@@ -77,11 +78,26 @@ class Rollout:
         """
         return self._run(self._publish(version, weights))
 
-    def close(self) -> None:
-        """Stop; samples that wait for an answer are given up, and counted as lost."""
+    def check(self) -> None:
+        """Raise RuntimeError if something failed here that nobody waits for: a group would be missing for ever, without a word."""
+        if self._failure is not None:
+            raise RuntimeError("the rollout failed") from self._failure
+
+    def numbers(self) -> dict[str, int]:
+        """The account and what is in flight, of one moment."""
+
+        async def read() -> dict[str, int]:
+            return {**self._account.numbers(), "in_flight": self._gate.in_flight}
+
+        return dict(self._run(read()))
+
+    def close(self) -> dict[str, int]:
+        """Stop; samples that wait for an answer are given up, and counted as lost. Returns the last account."""
         self._run(self._close())
+        numbers = self.numbers()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
+        return numbers
 
     def _run(self, work: Coroutine[Any, Any, Any]) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
@@ -101,7 +117,12 @@ class Rollout:
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            self._failure = task.exception()
 
     # Samplers.
 
@@ -197,6 +218,7 @@ class Rollout:
         while True:
             size = self._admission.limits.samples_per_prompt
             while self._admission.may_start() and (room := self._gate.try_admit(size)) is not None:
+                self._account.submitted.inc(size)
                 rng = random.Random(f"{self._seed}/{self._admission.start()}")
                 length = self._lengths.draw(self._admission.version, rng)
                 self._spawn(self._group(room, size, problem(self._kind, length, rng)))
@@ -211,7 +233,6 @@ class Rollout:
         self._reporter.queue(self._admission.queued)
 
     async def _sample(self, room: Room, wanted: Problem) -> Sample:
-        self._account.submitted.inc()
         try:
             with await room.sample_async() as place:
                 while (sample := await self._ask(place, wanted)) is None:
@@ -236,6 +257,8 @@ class Rollout:
             self._account.refused.inc()
             _log.info("%s", error)
             if sampler is None or isinstance(error, BusyError):
+                # It may be the only one.
+                await asyncio.sleep(PAUSE_S)
                 return None
         except CutError as error:
             self._account.cut.inc()

@@ -21,6 +21,9 @@ UPDATE_TIMEOUT_S = 30.0
 SAMPLE_TIMEOUT_S = 900.0
 """How long an answer may take; beyond it the server is taken for dead."""
 
+FAILED = (aiohttp.ClientError, TimeoutError, OSError)
+"""How a call can fail."""
+
 SHUTTING_DOWN = "cannot schedule new futures after shutdown"
 """What vLLM answers (500) to a new request while it finishes its last ones."""
 
@@ -76,45 +79,51 @@ class Sampler:
                     text = (await response.text())[:300]
                     raise ending(response.status, text)(f"{self.pod}: HTTP {response.status}: {text}")
                 answer = await response.json()
+            return read_choice(self.pod, problem, answer["choices"][0])
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise RefusedError(f"{self.pod}: {error}") from error
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        except FAILED as error:
             raise CutError(f"{self.pod}: {type(error).__name__}: {error}") from error
-        return read_choice(self.pod, problem, answer["choices"][0])
+        except (LookupError, TypeError, ValueError) as error:
+            raise CutError(f"{self.pod}: an answer that cannot be read: {type(error).__name__}: {error}") from error
 
     async def update(self, version: int, weights: Path) -> float:
         """Give it the weights of ``version`` without losing what it is writing; returns the seconds that it paused.
 
         Running samples go on with the new weights from their next token on. Raises RefusedError if it could not be paused: nothing has
         changed then. Raises CutError if the update broke off: what it was writing is worthless, and it must be updated before it is used.
-        In no case is it left paused by us, unless it cannot be reached any more.
+        In no case is it left paused by us, unless it cannot be reached any more; the trainer's next process resumes what a killed one left.
         """
         if not (weights / "config.json").exists():
             # vLLM's engine does not survive being sent to weights that are not there.
             raise RefusedError(f"{self.pod} can't be given {weights}, which is not there any more")
+        clock = asyncio.get_running_loop().time
+        paused_at: float | None = None
         try:
             await self._call("/pause?mode=keep")
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise RefusedError(f"{self.pod} cannot be paused: {type(error).__name__}: {error}") from error
-        paused = asyncio.get_running_loop().time()
-        try:
+            paused_at = clock()
             reload = {"method": "reload_weights", "kwargs": {"weights_path": str(weights)}}
             await self._call("/collective_rpc", reload)
             await self._call("/update_weight_version", {"new_version": str(version)})
             await self._call("/resume")
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            await self._resume_whatever_happened()
-            raise CutError(
-                f"{self.pod}: the update to version {version} broke off: {type(error).__name__}: {error}"
-            ) from error
-        return asyncio.get_running_loop().time() - paused
+        except BaseException as error:
+            # Also if this task is ended, and if it is only the answer to the pause that was lost.
+            resumed = await asyncio.shield(self._resume_whatever_happened())
+            if not isinstance(error, FAILED):
+                raise
+            said = f"{self.pod}: the update to version {version} broke off: {type(error).__name__}: {error}"
+            never_paused = isinstance(error, (aiohttp.ClientResponseError, aiohttp.ClientConnectorError))
+            if paused_at is None and (resumed or never_paused):
+                raise RefusedError(said) from error
+            raise CutError(said) from error
+        return clock() - paused_at
 
     async def is_alive(self) -> bool:
         """Whether anything answers there."""
         try:
             async with self._session.get(f"{self.url}/health", timeout=aiohttp.ClientTimeout(total=10)) as response:
                 return response.status == 200
-        except (aiohttp.ClientError, TimeoutError, OSError):
+        except FAILED:
             return False
 
     async def _call(self, path: str, body: dict[str, Any] | None = None) -> None:
@@ -122,12 +131,18 @@ class Sampler:
         async with self._session.post(self.url + path, json=body, timeout=timeout) as response:
             response.raise_for_status()
 
-    async def _resume_whatever_happened(self) -> None:
-        """A server that stays paused hangs its requests for ever, those of others too."""
-        try:
-            await self._call("/resume")
-        except (aiohttp.ClientError, TimeoutError, OSError):
-            return  # it is gone, or about to be
+    async def _resume_whatever_happened(self) -> bool:
+        """A server that stays paused hangs its requests for ever, those of others too; returns whether it took the call."""
+        for pause_s in (0.5, 2.0, 0.0):
+            try:
+                await self._call("/resume")
+            except aiohttp.ClientConnectorError:
+                return False  # nobody is there
+            except FAILED:
+                await asyncio.sleep(pause_s)
+            else:
+                return True
+        return False
 
 
 def ending(status: int, text: str) -> type[RefusedError] | type[CutError]:

@@ -73,9 +73,7 @@ class Leader:
             while self._learner.version < self._options.steps and not self._stop.is_set():
                 self._step()
         finally:
-            self._write_account()
-            self._rollout.close()
-            self._write_account()
+            self._write_account(self._rollout.close())
         if self._learner.version >= self._options.steps:
             _log.info("trained to version %d", self._learner.version)
 
@@ -85,6 +83,7 @@ class Leader:
         while groups is None:
             if self._stop.is_set():
                 return
+            self._rollout.check()
             self._at_boundary()
             groups = self._admission.take(timeout_s=0.5)
         waited_s = time.monotonic() - waiting_since
@@ -173,10 +172,8 @@ class Leader:
                 shutil.rmtree(old, ignore_errors=True)
         return new
 
-    def _write_account(self) -> None:
-        self._account.write(
-            self._shared / "account.json", in_flight=self._rollout.in_flight, version=self._learner.version
-        )
+    def _write_account(self, numbers: dict[str, int]) -> None:
+        self._account.write(self._shared / "account.json", {**numbers, "version": self._learner.version})
 
     def _note(self, groups: list[Group], before: int, learned: Learned, times: dict[str, float]) -> None:
         """One line a step, for plots and for whoever looks."""
@@ -202,7 +199,7 @@ class Leader:
         }
         with (self._shared / "history.jsonl").open("a") as file:
             file.write(json.dumps(line) + "\n")
-        self._write_account()
+        self._write_account(self._rollout.numbers())
         _log.info(
             "version %d: reward %.3f, staleness %.2f, %.0f tokens a sample, waited %.2f s, trained %.2f s",
             line["version"], line["reward"], line["staleness_mean"], tokens / len(samples), times["wait_s"], times["train_s"],
