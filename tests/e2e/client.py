@@ -108,9 +108,9 @@ class Client:
         }
         return Stream(answer, asyncio.create_task(self._stream(body, answer, first)), first)
 
-    async def ask_at_once(self, tokens: int) -> Answer:
-        """Ask for that many tokens, to come as one answer."""
-        body = {"model": self._model, "prompt": [1, 2, 3], "max_tokens": tokens, "ignore_eos": True}
+    async def ask_at_once(self, tokens: int, prompt: str | list[int] = "1 2 3") -> Answer:
+        """Ask for that many tokens, to come as one answer; a prompt is text or token ids."""
+        body = {"model": self._model, "prompt": prompt, "max_tokens": tokens, "ignore_eos": True}
         async with self._session.post(f"{self.url}/v1/completions", json=body) as response:
             answer = Answer(response.status)
             if response.status != 200:
@@ -160,9 +160,9 @@ async def client(url: str) -> AsyncIterator[Client]:
         yield Client(url, session)
 
 
-async def until(holds: Callable[[], Awaitable[bool]], what: str, patience_s: float = PATIENCE_S) -> None:
-    """Wait until a condition holds; AssertionError saying ``what`` never came."""
+async def until(holds: Callable[[], Awaitable[object]], what: str, patience_s: float = PATIENCE_S) -> None:
+    """Wait until a condition holds; AssertionError saying ``what`` never came. A string says why it does not hold."""
     end = time.monotonic() + patience_s
-    while not await holds():
-        assert time.monotonic() < end, f"not within {patience_s:.0f} s: {what}"
+    while (found := await holds()) is not True:
+        assert time.monotonic() < end, f"not within {patience_s:.0f} s: {what}; {found}"
         await asyncio.sleep(0.02)

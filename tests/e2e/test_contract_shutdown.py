@@ -13,6 +13,7 @@ import pytest
 
 from dev.vllm.server import Server
 from tests.e2e.client import Answer, Client, Stream, client, until
+from tests.e2e.pages import value
 from tests.e2e.subjects import DoubleMortal, LiveMortal, Mortal
 from tests.unit.vllm_double import double
 
@@ -96,11 +97,10 @@ async def filled(server: Mortal) -> AsyncIterator[Full]:
             await stream.first.wait()
         waiting = [asked.ask(LONG) for _ in range(WAITING)]
 
-        async def taken() -> bool:
-            return (
-                await asked.metric("vllm:num_requests_running") == SEATS
-                and await asked.metric("vllm:num_requests_waiting") == WAITING
-            )
+        async def taken() -> bool | str:
+            page = await asked.metrics()
+            now = value(page, "vllm:num_requests_running"), value(page, "vllm:num_requests_waiting")
+            return now == (SEATS, WAITING) or f"{now}, first tokens of {[len(s.answer.text) for s in running]}"
 
         await until(taken, f"{SEATS} running and {WAITING} waiting")
         full = Full(server, asked, running, waiting)
@@ -120,14 +120,16 @@ async def test_sigterm_with_time_finishes_all_and_refuses_new_ones(mortal: Calla
 
         answers: list[Answer] = []
 
-        async def refused() -> bool:
+        async def refused() -> bool | str:
             answers.append(await full.asked.ask_at_once(1))
-            return answers[-1].status != 200
+            return answers[-1].status != 200 or str(answers[-1])
 
         await until(refused, "new requests are refused")
         assert answers[-1].status == 500
         assert "cannot schedule new futures after shutdown" in answers[-1].body
-        # Asked for as a stream, it has said 200 before it finds out; then nothing says so but the lack of a reason.
+        # What refuses them is the tokenizer. Token ids pass it, and the engine drops them with HTTP 200: at once as an abort, as a stream with nothing at all.
+        answer = await full.asked.ask_at_once(1, [1, 2, 3])
+        assert (answer.status, answer.finish, answer.tokens) == (200, "abort", 0)
         streamed = await full.asked.ask(1).task
         assert (streamed.status, streamed.finish, streamed.text, streamed.done) == (200, None, "", True)
         # Whoever asks whether it is ready hears yes; the gauges still count.

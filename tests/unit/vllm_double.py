@@ -298,9 +298,13 @@ class Double:
             return
         if engine.stopping:
             engine.rejected += 1
-            if body.get("stream"):
-                # vLLM has said 200 before it finds out, and tells it by nothing but the lack of a reason.
+            # What refuses requests is the tokenizer. Token ids pass it, and the engine drops them.
+            if isinstance(body.get("prompt"), list) and body.get("stream"):
                 self._stream(asked, Request(0, reason=NONE))
+                return
+            if isinstance(body.get("prompt"), list):
+                choice = {"index": 0, "text": "", "finish_reason": "abort"}
+                _answer(asked, 200, {"choices": [choice], "usage": {"completion_tokens": 0}})
                 return
             _answer(asked, 500, {"error": {"message": "cannot schedule new futures after shutdown", "code": 500}})
             return
