@@ -1,8 +1,11 @@
-"""The tiny GRPO job's rollout on a real vLLM: versions by token, weights that change while samples are written, and a server that leaves."""
+"""The tiny GRPO job on a real vLLM: versions by token, weights that change while samples are written, and the whole job in one command."""
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -66,3 +69,28 @@ def test_weights_change_while_samples_are_written(
         assert numbers["cut"] == numbers["refused"] == numbers["lost"] == 0
     finally:
         rollout.close()
+
+
+def test_the_whole_job_on_one_machine(vllm_python: Path, tmp_path: Path) -> None:
+    root = Path(__file__).parents[2]
+    packages = os.pathsep.join(str(root / each) for each in ("examples/tiny-grpo", "runtime"))
+    run = tmp_path / "run"
+    done = subprocess.run(
+        [vllm_python, "-m", "tiny_grpo.run", "--samplers=1", "--staleness=0", "--steps=4", f"--directory={run}"],
+        env={**os.environ, "PYTHONPATH": packages, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    steps = [json.loads(line) for line in (run / "history.jsonl").read_text().splitlines()]
+    assert [step["version"] for step in steps] == [1, 2, 3, 4]
+    for step in steps:
+        assert step["staleness_max"] == 0
+        # vLLM's log probabilities are those that the trainer computes: no token is off by one, no temperature between them.
+        assert abs(step["ratio_mean"] - 1) < 1e-3
+        assert step["ratio_variance"] < 1e-5
+    account = json.loads((run / "account.json").read_text())
+    assert account["submitted"] == account["finished"] == 4 * 64
+    assert account["cut"] == account["lost"] == account["in_flight"] == 0

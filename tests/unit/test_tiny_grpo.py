@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tiny_grpo.admission import Admission, Limits
+from tiny_grpo.plots import read, table
 from tiny_grpo.sampler import BusyError, CutError, RefusedError, ending, read_choice
 from tiny_grpo.samples import Group, Sample, Span, advantages
 from tiny_grpo.task import EOS, FIRST_NUMBER, VOCABULARY, Kind, LengthTrace, problem, reward
@@ -191,3 +193,20 @@ def test_every_number_has_a_token() -> None:
     assert VOCABULARY[FIRST_NUMBER] == "00"
     assert len(VOCABULARY) == FIRST_NUMBER + 100
     assert len(set(VOCABULARY)) == len(VOCABULARY)
+
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_published_numbers_are_those_that_were_measured() -> None:
+    runs = read(ROOT / "examples" / "tiny-grpo" / "measured.csv")
+    assert table(runs) in (ROOT / "docs" / "tiny-grpo.md").read_text()
+    assert list(runs) == [0, 1, 4]
+    assert len({len(seeds) for seeds in runs.values()}) == 1
+
+
+def test_runs_of_different_lengths_are_not_compared(tmp_path: Path) -> None:
+    lines = (ROOT / "examples" / "tiny-grpo" / "measured.csv").read_text().splitlines()
+    (tmp_path / "cut.csv").write_text("\n".join(lines[:-5]) + "\n")
+    with pytest.raises(ValueError, match="can't be compared"):
+        read(tmp_path / "cut.csv")

@@ -206,7 +206,7 @@ class Rollout:
         missed = 0
         while sampler.open and not sampler.listed and missed < 3:
             await asyncio.sleep(PAUSE_S)
-            missed = 0 if await sampler.is_alive() else missed + 1
+            missed = missed + 1 if await sampler.is_gone() else 0
         if not sampler.listed:
             for sample in sampler.open:
                 sample.cancel()

@@ -118,13 +118,18 @@ class Sampler:
             raise CutError(said) from error
         return clock() - paused_at
 
-    async def is_alive(self) -> bool:
-        """Whether anything answers there."""
+    async def is_gone(self) -> bool:
+        """Whether nobody is there. A server that takes a connection and is slow to answer is there: a busy one may take seconds."""
+        timeout = aiohttp.ClientTimeout(total=10, sock_connect=5)
         try:
-            async with self._session.get(f"{self.url}/health", timeout=aiohttp.ClientTimeout(total=10)) as response:
-                return response.status == 200
-        except FAILED:
+            async with self._session.get(f"{self.url}/health", timeout=timeout) as response:
+                return response.status != 200  # vLLM says 503 when its engine is dead
+        except aiohttp.ConnectionTimeoutError:
+            return True
+        except TimeoutError:
             return False
+        except FAILED:
+            return True
 
     async def _call(self, path: str, body: dict[str, Any] | None = None) -> None:
         timeout = aiohttp.ClientTimeout(total=UPDATE_TIMEOUT_S, sock_connect=5)
