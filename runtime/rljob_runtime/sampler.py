@@ -83,7 +83,7 @@ class Look:
     progress: float = math.nan
     """Sum of counters that stands still only while nothing runs; NaN if there are none."""
     halted: str = ""
-    """``paused`` or ``asleep``; empty if the engine goes on."""
+    """``paused``, ``asleep``, or both where the engine does not tell them apart; empty if it goes on."""
     why: str = ""
     """Why there was no answer."""
 
@@ -144,8 +144,9 @@ class Sampler:
         if math.isnan(running):
             return Look(State.SILENT, why=f"{self.url}/metrics has none of {', '.join(RUNNING)}")
         load = self._load()
-        # An engine that sleeps says that it is paused, too.
-        halted = "asleep" if self._flag("/is_sleeping") else "paused" if self._flag("/is_paused") else ""
+        # Of vLLM 0.32, an engine that sleeps says that it is paused, too, and one that is paused that it sleeps.
+        states = (("paused", "/is_paused"), ("asleep", "/is_sleeping"))
+        halted = " or ".join(word for word, path in states if self._flag(path))
         if load > 0.0:
             state = State.BUSY
         elif halted:

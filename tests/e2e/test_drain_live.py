@@ -95,7 +95,7 @@ def test_samples_that_a_paused_engine_holds_are_waited_for(live: str, clients: T
     try:
         asked += [clients.submit(ask, live, 20) for _ in range(3)]
         held = seen(sampler, lambda look: look.load == 3)
-        assert (held.state, held.halted) == (State.BUSY, "paused")
+        assert (held.state, held.halted) == (State.BUSY, "paused or asleep")
         assert (held.running, held.waiting) == (0, 0), "the metrics know nothing of them"
         blind = Sampler(live, timeout_s=30.0)
         blind._tracks_load = False
@@ -146,7 +146,7 @@ def test_nothing_is_cut_when_the_server_is_stopped_after_the_hook(
     late = hook(server.url, "--deadline", "5s", "--settle", "1s", "--tracked")
     assert late.returncode == 0
     assert "the deadline is over" in late.stderr, late.stderr
-    assert "with paused, 4 counted by /load" in late.stderr, late.stderr
+    assert "with paused or asleep, 4 counted by /load" in late.stderr, late.stderr
     post(f"{server.url}/resume")
     server.signal(signal.SIGTERM)
     refused = _refused(server.url)

@@ -260,10 +260,10 @@ class Double:
         elif path == "/version":
             _answer(asked, 200, {"version": "0.32.0+double"})
         elif path == "/is_paused" and engine.dev_mode:
-            # An engine that sleeps says that it is paused, too.
+            # An engine that sleeps says that it is paused, too, and one that is paused that it sleeps.
             _answer(asked, 200, {"is_paused": engine.halted})
         elif path == "/is_sleeping" and engine.dev_mode:
-            _answer(asked, 200, {"is_sleeping": engine.asleep})
+            _answer(asked, 200, {"is_sleeping": engine.halted})
         else:
             _answer(asked, 404, {"detail": "Not Found"})
 
