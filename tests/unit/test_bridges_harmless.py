@@ -393,6 +393,8 @@ def test_the_one_that_gives_way_hears_no_more(
         writer.add_scalar(key, value, 1)
     assert reported(made.reporter)["rljob_sample_staleness_max_versions"] == 1
     assert reported(standing.reporter) == {}
+    made.remove()
+    assert not imports._waiting, "nothing of the other is left"
 
 
 def test_settings_that_come_too_late_are_said(standing: bridges.Bridge, caplog: pytest.LogCaptureFixture) -> None:
