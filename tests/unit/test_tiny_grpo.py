@@ -170,6 +170,11 @@ def test_an_answer_that_was_broken_off_is_a_cut() -> None:
         read_choice("s0", PROBLEM, choice(finish_reason="abort"))
 
 
+def test_an_answer_that_was_never_begun_is_a_refusal() -> None:
+    with pytest.raises(RefusedError, match="s0 takes no more"):
+        read_choice("s0", PROBLEM, choice(finish_reason="abort", token_ids=[], weight_versions=None, logprobs=None))
+
+
 def test_an_answer_by_the_first_weights_is_no_sample_of_any_version() -> None:
     with pytest.raises(RefusedError, match="the weights it was started with"):
         read_choice("s0", PROBLEM, choice(weight_versions=[{"version": "default", "start": 0, "end": 3}]))

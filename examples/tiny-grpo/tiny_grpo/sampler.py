@@ -25,7 +25,7 @@ FAILED = (aiohttp.ClientError, TimeoutError, OSError)
 """How a call can fail."""
 
 SHUTTING_DOWN = "cannot schedule new futures after shutdown"
-"""What vLLM answers (500) to a new request while it finishes its last ones."""
+"""What vLLM answers (500) to a new request of text while it finishes its last ones; one of tokens is aborted before its first."""
 
 
 class RefusedError(Exception):
@@ -161,10 +161,13 @@ def ending(status: int, text: str) -> type[RefusedError] | type[CutError]:
 def read_choice(pod: str, problem: Problem, choice: dict[str, Any]) -> Sample:
     """The sample that a choice of vLLM's answer holds.
 
-    Raises CutError for an answer that was broken off (vLLM calls that ``abort``, with HTTP 200), and RefusedError for one by weights that
-    were never published: those that a server starts with.
+    Raises CutError for an answer that was broken off (vLLM calls that ``abort``, with HTTP 200). Raises RefusedError for one that was never begun
+    (the same without a token: what a server that finishes its last samples says to a new one), and for one by weights that were never
+    published: those that a server starts with.
     """
     if choice["finish_reason"] not in ("stop", "length"):
+        if not choice["token_ids"]:
+            raise RefusedError(f"{pod} takes no more: finish_reason {choice['finish_reason']} without a token")
         raise CutError(f"{pod} broke off: finish_reason {choice['finish_reason']}")
     try:
         spans = tuple(Span(int(s["version"]), s["end"] - s["start"]) for s in choice["weight_versions"])
