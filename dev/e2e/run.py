@@ -141,7 +141,7 @@ class Run:
         self._say(f"responses get longer now; {self._told()}")
         self._until("a move that gives more samplers", lambda: bool(grown(self._history.moves)))
         for move in grown(self._history.moves):
-            self._say(f"moved {label(move.before)} → {label(move.after)}: {move.reason}")
+            self._say(f"moved: {move.reason}")
         # A second move may follow at once, and what comes now is to happen between moves.
         self._until("responses to have grown", lambda: self._account.version > parts.GROWS_TO)
         self._until("no move to be under way", lambda: not self._history.moving and self._all_ready())
