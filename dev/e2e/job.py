@@ -121,6 +121,8 @@ def _pod(made: Parts, image: str, container: Json, env: Mapping[str, str]) -> Js
     """What both sides have in common: this machine's folders under their own paths, and the pod's name and address."""
     folders = {f"host-{i}": folder for i, folder in enumerate(made.folders)}
     fields = {"POD_IP": "status.podIP", "POD_NAME": "metadata.name"}
+    # Engine and workers of a server talk through it, and a container has 64 MiB of it by itself.
+    shared_memory = {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}}
     full = {
         **container,
         "image": image,
@@ -132,11 +134,15 @@ def _pod(made: Parts, image: str, container: Json, env: Mapping[str, str]) -> Js
         "volumeMounts": [
             {"name": name, "mountPath": str(folder), **({} if folder == made.shared else {"readOnly": True})}
             for name, folder in folders.items()
-        ],
+        ]
+        + [{"name": "shm", "mountPath": "/dev/shm"}],
     }
     return {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "containers": [full],
-        "volumes": [{"name": name, "hostPath": {"path": str(folder)}} for name, folder in folders.items()],
+        "volumes": [
+            *({"name": name, "hostPath": {"path": str(folder)}} for name, folder in folders.items()),
+            shared_memory,
+        ],
     }
