@@ -12,11 +12,11 @@ import json
 import math
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from statistics import median
+from statistics import median, stdev
 from typing import Any
 
 import aiohttp
@@ -52,7 +52,9 @@ CHECKED = {2: 2.5, 8: 5.0, 12: 2.5}
 WATCHED = 8
 """The load that the operator's readings are of."""
 PROMPT, RESPONSE = 32, 256
-PASSES = 5
+FEWEST_PASSES, MOST_S = 4, 100.0
+"""A quiet machine needs few passes; there are more, two by two, for some seconds, as long as their medians are uncertain by more than ``CERTAIN``."""
+CERTAIN, TOO_UNCERTAIN = 0.03, 0.10
 TOLERANCE = 0.10
 SCRAPE_S = 1.0
 POD, UID = "tiny-sampler-0", "7f1d5c1e-0000-4000-8000-0000000000ca"
@@ -69,6 +71,26 @@ class Pass:
     """What the operator reads of the watched load."""
 
 
+def _uncertainty(values: Sequence[float]) -> float:
+    """Relative standard error of the median of such values, if their logarithms are normal."""
+    return 1.25 * stdev(map(math.log, values)) / math.sqrt(len(values))
+
+
+def _of_rows(passes: Sequence[Pass]) -> list[float]:
+    """Uncertainty of each measured step."""
+    return [_uncertainty([row.measured_s for row in rows]) for rows in zip(*(p.rows for p in passes), strict=True)]
+
+
+def _of_rate(passes: Sequence[Pass], concurrency: int) -> float:
+    """Uncertainty of one throughput."""
+    return _uncertainty([p.tokens_per_s[concurrency] for p in passes])
+
+
+def _worst(passes: Sequence[Pass]) -> float:
+    """The largest uncertainty of anything that was measured."""
+    return max(*_of_rows(passes), *(_of_rate(passes, concurrency) for concurrency in CHECKED))
+
+
 def _predicted(fit: SecondsFit, concurrency: int, model: Path) -> float:
     """Tokens a second of so many requests at a time."""
     engine = Engine(resolve(str(model)), gpu("L4"), 1, "bf16", "bf16", measured=fit.seconds)
@@ -82,7 +104,10 @@ def passes(live: str) -> list[Pass]:
         _trainer() as (reporter, port),
         _scraping({POD: live.removeprefix("http://"), "trainer": f"127.0.0.1:{port}"}) as prometheus,
     ):
-        return asyncio.run(_passes(live, prometheus.url, reporter))
+        found = asyncio.run(_passes(live, prometheus.url, reporter))
+    if (worst := _worst(found)) > TOO_UNCERTAIN:
+        pytest.skip(f"too much runs beside this: after {len(found)} passes a median is uncertain by {worst:.0%}")
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -118,12 +143,13 @@ def _scraping(pods: dict[str, str]) -> Iterator[Server]:
 
 
 async def _passes(url: str, prometheus: str, reporter: Reporter) -> list[Pass]:
-    found = []
+    found: list[Pass] = []
     loads = sorted((*CALIBRATED, *CHECKED))
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
-        for number in range(PASSES):
+        until = time.monotonic() + MOST_S
+        while len(found) < FEWEST_PASSES or (time.monotonic() < until and _worst(found) > CERTAIN) or len(found) % 2:
             this = Pass()
-            for concurrency in loads if number % 2 == 0 else loads[::-1]:
+            for concurrency in loads[::-1] if len(found) % 2 else loads:
                 if concurrency in CALIBRATED:
                     this.rows += await _measured(url, concurrency)
                     continue
@@ -206,10 +232,13 @@ def _calibration(fit: SecondsFit) -> Calibration:
 
 
 def test_it_predicts_the_throughput_of_other_loads(passes: list[Pass], fit: SecondsFit, tiny_model: Path) -> None:
-    """By the medians of all passes on both sides, as the command fits the medians of its rounds."""
+    """By the medians of all passes on both sides, as the command fits the medians of its rounds; beyond what their noise explains."""
     rates = {c: median(p.tokens_per_s[c] for p in passes) for c in CHECKED}
-    errors = {c: _predicted(fit, c, tiny_model) / rate - 1.0 for c, rate in rates.items()}
-    assert max(map(abs, errors.values())) <= TOLERANCE, (errors, fit.values, passes)
+    steps = _of_rows(passes)
+    for concurrency, rate in rates.items():
+        error = _predicted(fit, concurrency, tiny_model) / rate - 1.0
+        noise = math.hypot(_of_rate(passes, concurrency), sum(steps) / len(steps))
+        assert abs(error) <= TOLERANCE + 2.0 * noise, (concurrency, error, noise, fit.values, passes)
     # A check that everything passes checks nothing: what this server does at these loads is far apart.
     assert rates[12] > 2.0 * rates[2]
 
@@ -221,7 +250,7 @@ def test_what_the_operator_reads_of_a_running_server_is_the_same(
     for this in passes:
         assert this.reading is not None
         known = calibrated(known, this.reading, _spec(tiny_model), _split(), [Room("here", 2)])
-    assert known.observations > PASSES / 2, [p.reading for p in passes]
+    assert known.observations > len(passes) / 2, [p.reading for p in passes]
     stated = math.hypot(known.sampler_error, fit.residual or 0.0)
     assert stated < 0.25
     assert abs(math.log(known.sampler_factor)) <= 2.0 * stated, (known, fit.residual)
