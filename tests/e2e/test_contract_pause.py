@@ -60,6 +60,8 @@ async def test_keep_goes_on_where_it_stopped(server: Client) -> None:
     assert await server.get("/is_paused") == {"is_paused": False}
     await server.post("/pause?mode=keep")
     assert await server.get("/is_paused") == {"is_paused": True}
+    # Neither flag tells a pause from a sleep.
+    assert await server.get("/is_sleeping") == {"is_sleeping": True}
     generated = await server.metric("vllm:generation_tokens_total")
     later = server.ask(5)
     await loaded(server, 3)
@@ -68,6 +70,7 @@ async def test_keep_goes_on_where_it_stopped(server: Client) -> None:
     )
     await server.post("/resume")
     assert await server.get("/is_paused") == {"is_paused": False}
+    assert await server.get("/is_sleeping") == {"is_sleeping": False}
     for stream in streams:
         answer = await stream.task
         assert answer.whole
