@@ -183,11 +183,7 @@ class Run:
         self._waiting_for = "a busy sampler to remove, or its end"
         removals.remove(self._ways, serving=1)
         if self._wishes.by_hand:
-            self._until("all samplers to be ready again", lambda: not self._history.moving and self._all_ready())
-            now = self._history.status["plan"]["split"]
-            fewer, more = now["samplers"]["replicas"] - 1, now["trainers"]["replicas"] + 1
-            self._say(f"a move by hand, to {fewer} samplers and {more} trainers")
-            removals.remove_by_move(lambda: self._moved(world, fewer, more))
+            self._move_by_hand(world, removals)
         self._another_step()
         found, after = self.findings, self._account
         found.cut_in_removals = after.cut - before.cut
@@ -199,8 +195,26 @@ class Run:
             f"a drain took {took[0]:.1f} to {took[-1]:.1f} s"
         )
 
-    def _moved(self, world: World, samplers: int, trainers: int) -> None:
-        (self._output / "move.txt").write_text(world.move(samplers, trainers), encoding="utf-8")
+    def _move_by_hand(self, world: World, removals: Removals) -> None:
+        """Have the operator take a sampler away by its own transaction; it may be about to move by itself, and refuse."""
+        while not any(removal.how == "move" for removal in removals.done):
+            self._until("all samplers to be ready again", lambda: not self._history.moving and self._all_ready())
+            fewer, more = len(world.pods("sampler")) - 1, len(world.pods("trainer")) + 1
+            self._say(f"a move by hand, to {fewer} samplers and {more} trainers")
+
+            def move(samplers: int = fewer, trainers: int = more) -> None:
+                try:
+                    told = world.move(samplers, trainers)
+                except RuntimeError as error:
+                    told = str(error)
+                    self._say(told)
+                with (self._output / "move.txt").open("a", encoding="utf-8") as file:
+                    file.write(told)
+
+            removals.remove_by_move(move)
+            # Where it took none, the operator was about to move by itself: once that is done, it is asked again.
+            self._check()
+            time.sleep(1.0)
 
     def _kill_sampler(self, world: World) -> None:
         busy: list[Json] = []
@@ -373,6 +387,14 @@ def clean(output: Path) -> None:
     """Remove what an earlier run has left of this kind in the folder."""
     for name in ("shared", "pods"):
         shutil.rmtree(output / name, ignore_errors=True)
-    for name in ("e2e.json", "describe.txt", "job.yaml", "calibration.yaml", "calibrate.txt", "operator.log"):
+    for name in (
+        "e2e.json",
+        "describe.txt",
+        "job.yaml",
+        "calibration.yaml",
+        "calibrate.txt",
+        "move.txt",
+        "operator.log",
+    ):
         with contextlib.suppress(FileNotFoundError):
             os.unlink(output / name)
