@@ -11,7 +11,7 @@ FAST_TESTS := tests/unit tests/planner tests/operator
 IN_TREE := --basetemp=.pytest_tmp
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo e2e test test-fast test-pythons lint format generate dashboards screenshots site bench audit sbom clean krew image test-kind test-realnode
+.PHONY: help setup demo e2e test test-vllm test-fast test-pythons lint format generate dashboards screenshots site bench audit sbom clean krew image test-kind test-realnode
 
 help: ## Say what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | while IFS='|' read -r name text; do printf '  make %-13s %s\n' "$$name" "$$text"; done
@@ -36,8 +36,12 @@ demo: setup ## Run the main job: plan, deploy and rebalance a 64-GPU job on a lo
 e2e: setup ## Run real vLLM samplers and a real training loop under the operator: grow, move, drain, kill; writes .demo/e2e.json
 	@$(BIN)/python -m dev.e2e $(if $(NODE),--node $(NODE))
 
-test: setup ## Run all tests, those against the local control plane included
-	@$(BIN)/python -m pytest $(IN_TREE)
+test: setup ## Run all tests that need no vLLM, those against the local control plane included
+	@$(BIN)/python -m pytest $(IN_TREE) -m 'not vllm'
+
+# Installs vLLM's build for the CPU on first use (4 minutes, 5 GB); times are real, so nothing else should run beside them.
+test-vllm: setup ## Run the tests against a real vLLM: contract, drain, calibration, the examples, and all of make e2e
+	@$(BIN)/python -m pytest $(IN_TREE) -m vllm tests/e2e
 
 test-fast: setup ## Run the tests that need no control plane
 	@$(BIN)/python -m pytest $(IN_TREE) $(FAST_TESTS)
