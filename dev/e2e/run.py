@@ -144,7 +144,7 @@ class Run:
             self._say(f"moved: {move.reason}")
         # A second move may follow at once, and what comes now is to happen between moves.
         self._until("responses to have grown", lambda: self._account.version > parts.GROWS_TO)
-        self._until("no move to be under way", lambda: not self._history.moving and self._all_ready())
+        self._until("no move to be under way", self._settled)
         self.findings.lengths = (short, self._mean_length(last=3))
         self._say(f"mean response {short:.1f} → {self.findings.lengths[1]:.1f} tokens; {self._told()}")
 
@@ -198,7 +198,8 @@ class Run:
     def _move_by_hand(self, world: World, removals: Removals) -> None:
         """Have the operator take a sampler away by its own transaction; it may be about to move by itself, and refuse."""
         while not any(removal.how == "move" for removal in removals.done):
-            self._until("all samplers to be ready again", lambda: not self._history.moving and self._all_ready())
+            # Any of them may be the victim: each is to have something to lose.
+            self._until("all samplers to be ready and busy", lambda: self._settled() and self._all_busy(world))
             fewer, more = len(world.pods("sampler")) - 1, len(world.pods("trainer")) + 1
             self._say(f"a move by hand, to {fewer} samplers and {more} trainers")
 
@@ -216,11 +217,17 @@ class Run:
             self._check()
             time.sleep(1.0)
 
+    def _settled(self) -> bool:
+        return not self._history.moving and self._all_ready()
+
+    def _all_busy(self, world: World) -> bool:
+        return all(running_of(pod) for pod in world.pods("sampler"))
+
     def _kill_sampler(self, world: World) -> None:
         busy: list[Json] = []
 
         def found() -> bool:
-            if self._history.moving or not self._all_ready():
+            if not self._settled():
                 return False
             busy[:] = [pod for pod in world.pods("sampler") if running_of(pod)]
             return bool(busy)
