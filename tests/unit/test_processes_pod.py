@@ -6,8 +6,7 @@ import asyncio
 import os
 import signal
 import sys
-import textwrap
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,26 +15,9 @@ import pytest
 from dev.controlplane import ApiError
 from dev.processes.environment import ConfigError
 from dev.processes.pod import PodWorker
+from tests.unit.real_processes import alive, python, until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="orphans are adopted by a call of Linux alone")
-
-
-async def until(condition: Callable[[], Any]) -> Any:
-    """Wait for a condition; the test's own time limit is the only one."""
-    while not (found := condition()):  # noqa: ASYNC110 - what is waited for is on disk or in another process
-        await asyncio.sleep(0.01)
-    return found
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-def python(code: str) -> list[str]:
-    return [sys.executable, "-u", "-c", textwrap.dedent(code)]
 
 
 class Node:
