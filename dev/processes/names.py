@@ -1,4 +1,4 @@
-"""Which addresses the names of Services stand for; pure. ``site/sitecustomize.py`` answers them in the containers."""
+"""Which addresses the names of Services stand for; pure. ``inside/sitecustomize.py`` answers them in the containers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 Json = Mapping[str, Any]
 
-SITE = Path(__file__).with_name("site")
+INSIDE = Path(__file__).with_name("inside")
 """Folder that goes on ``PYTHONPATH`` of every container."""
 
 VARIABLE = "RLJOB_DEV_NAMES"

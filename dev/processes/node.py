@@ -230,7 +230,7 @@ class ProcessesNode:
         return {
             "KUBERNETES_SERVICE_HOST": server.hostname or "",
             "KUBERNETES_SERVICE_PORT": str(server.port or 443),
-            "PYTHONPATH": str(names.SITE),
+            "PYTHONPATH": str(names.INSIDE),
             names.VARIABLE: str(self._names_file),
         }
 

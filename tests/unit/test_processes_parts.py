@@ -254,7 +254,7 @@ def test_names_of_services_stand_for_their_pods() -> None:
 
 
 async def test_python_in_a_container_finds_services(tmp_path: Path) -> None:
-    from dev.processes.names import SITE
+    from dev.processes.names import INSIDE
 
     file = tmp_path / "names.json"
     file.write_text('{"trainers.n": ["127.3.0.9"], "empty.n": []}')
@@ -271,7 +271,7 @@ except socket.gaierror as error:
 
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE,
-        env={"PYTHONPATH": str(SITE), "RLJOB_DEV_NAMES": str(file), "PATH": os.environ["PATH"]},
+        env={"PYTHONPATH": str(INSIDE), "RLJOB_DEV_NAMES": str(file), "PATH": os.environ["PATH"]},
     )  # fmt: skip
     out, _ = await process.communicate()
     first, second, third = out.decode().splitlines()
