@@ -15,6 +15,7 @@ import os
 import re
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,8 @@ SYSTEM = "rljob-system"
 """Namespace of the operator, as the README installs it."""
 RELEASE = "rljob-operator"
 """Name of the release, as the README installs it."""
+OPERATOR = "operator"
+"""Name of its process at the plane's keeper."""
 
 WITHOUT_PODS: Mapping[str, Any] = {"nodeSelector": {"dev.rljob.dev/nowhere": "true"}}
 """Values under which the release's own pods stay pending: they would run nothing here, and take room on nodes that are counted."""
@@ -109,6 +112,30 @@ class Installed:
             found[name] = value
         found["KUBECONFIG"] = str(self.kubeconfig)
         return found
+
+
+def start_operator(
+    plane: ControlPlane,
+    found: Installed,
+    ports: Mapping[str, int],
+    log: Path,
+    more_env: Mapping[str, str] | None = None,
+) -> int:
+    """Start a release's operator as a process of the plane's keeper, listening on ``ports``; returns its pid once it answers its liveness probe.
+
+    Its output is added to ``log``. ``more_env`` is laid over the container's environment.
+    """
+    own = {name: os.environ.get(name, "") for name in ("PATH", "HOME")}
+    env = {**own, "PYTHONUNBUFFERED": "1", **found.local_env(ports), **(more_env or {})}
+    pid = plane.supervisor.start(OPERATOR, found.local_command, env, log=log)
+    url = f"http://127.0.0.1:{ports['health']}/healthz"
+
+    def answers() -> bool:
+        with urllib.request.urlopen(url, timeout=5):
+            return True
+
+    plane.wait_until("the operator to answer", answers)
+    return pid
 
 
 def run_helm(

@@ -20,7 +20,7 @@ from typing import Any
 
 from dev.controlplane import ControlPlane, NodeSpec
 from dev.installed import RELEASE as ACCOUNT
-from dev.installed import SYSTEM, WITHOUT_PODS, install, installed
+from dev.installed import SYSTEM, WITHOUT_PODS, install, installed, start_operator
 
 CHILD_KINDS = {
     "Deployment": "/apis/apps/v1/namespaces/{}/deployments",
@@ -192,25 +192,8 @@ class OperatorProcess:
         """Starts it under its service account and waits until it answers."""
         chart = installed(plane)
         ports = chart.local_ports()
-        url = f"http://127.0.0.1:{ports['health']}/healthz"
-        pid = plane.supervisor.start(
-            "operator",
-            ["/bin/sh", "-c", 'exec "$@" >"$BENCH_LOG" 2>&1', "operator", *chart.local_command],
-            {
-                "BENCH_LOG": str(log.absolute()),
-                "PATH": os.environ.get("PATH", ""),
-                "HOME": os.environ.get("HOME", ""),
-                **chart.local_env(ports),
-                "RLJOB_OPERATOR_PROMETHEUS_URL": prometheus_url,
-                **{name: value for name, value in os.environ.items() if name.startswith("RLJOB_OPERATOR_")},
-            },
-        )
-
-        def answers() -> bool:
-            with urllib.request.urlopen(url, timeout=2):
-                return True
-
-        plane.wait_until("the operator to answer", answers)
+        asked = {name: value for name, value in os.environ.items() if name.startswith("RLJOB_OPERATOR_")}
+        pid = start_operator(plane, chart, ports, log, {"RLJOB_OPERATOR_PROMETHEUS_URL": prometheus_url, **asked})
         return cls(plane, pid, f"http://127.0.0.1:{ports['metrics']}/metrics")
 
     def passes(self) -> Passes:

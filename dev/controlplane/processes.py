@@ -35,6 +35,7 @@ class Supervisor:
         self._remove = remove
         data_dir.mkdir(parents=True, exist_ok=True)
         self._lock = threading.Lock()
+        self._logs: dict[str, Path] = {}
         self._keeper: subprocess.Popen[bytes] | None = subprocess.Popen(
             # -I and -S: neither the user's site nor our own packages are needed, and starting takes 20 ms.
             [sys.executable, "-I", "-S", str(Path(keeper.__file__)), str(data_dir), "remove" if remove else "keep"],
@@ -51,10 +52,14 @@ class Supervisor:
 
     def log_file(self, name: str) -> Path:
         """Where a component writes its log."""
-        return self.data_dir / "logs" / f"{name}.log"
+        return self._logs.get(name, self.data_dir / "logs" / f"{name}.log")
 
-    def start(self, name: str, argv: Sequence[str | Path], env: Mapping[str, str] | None = None) -> int:
-        """Start a component and return its process id."""
+    def start(
+        self, name: str, argv: Sequence[str | Path], env: Mapping[str, str] | None = None, *, log: Path | None = None
+    ) -> int:
+        """Start a component and return its process id; ``log`` is added to in place of a file that goes with ``data_dir``."""
+        if log is not None:
+            self._logs[name] = log.absolute()
         self.log_file(name).parent.mkdir(parents=True, exist_ok=True)
         reply = self._ask(
             op="start", name=name, argv=[str(a) for a in argv], log=str(self.log_file(name)), env=dict(env or {})

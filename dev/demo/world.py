@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from kubernetes import client
 
 from dev.controlplane import (
     ControlPlane,
@@ -32,8 +31,9 @@ from dev.controlplane import (
     prometheus_token_file,
 )
 from dev.controlplane.ports import free_ports
-from dev.emulator.follow import Taker, api_client, follow
-from dev.installed import SYSTEM, Installed, install
+from dev.emulator.follow import Taker
+from dev.installed import SYSTEM, Installed, install, start_operator
+from dev.team import Member
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
@@ -46,41 +46,23 @@ OPERATOR_VALUES: dict[str, Any] = {
 }
 """Values of the chart for a job whose steps take seconds instead of minutes, with the page to look at; Prometheus's address is added."""
 
-_ACCESS = f"""
-apiVersion: v1
-kind: ServiceAccount
-metadata: {{name: member, namespace: {TEAM}}}
----
+_EMULATOR = f"""
 apiVersion: v1
 kind: ServiceAccount
 metadata: {{name: emulator, namespace: {TEAM}}}
 ---
 apiVersion: rbac.authorization.k8s.io/v1
 kind: Role
-metadata: {{name: look, namespace: {TEAM}}}
+metadata: {{name: emulator, namespace: {TEAM}}}
 rules:
 - {{apiGroups: [rljob.dev], resources: [rljobs], verbs: [get, list, watch]}}
 - {{apiGroups: [""], resources: [pods, configmaps, events], verbs: [get, list, watch]}}
 ---
 apiVersion: rbac.authorization.k8s.io/v1
-kind: Role
-metadata: {{name: apply, namespace: {TEAM}}}
-rules:
-- {{apiGroups: [rljob.dev], resources: [rljobs], verbs: [create, patch, update, delete]}}
----
-apiVersion: rbac.authorization.k8s.io/v1
 kind: RoleBinding
-metadata: {{name: look, namespace: {TEAM}}}
-roleRef: {{apiGroup: rbac.authorization.k8s.io, kind: Role, name: look}}
-subjects:
-- {{kind: ServiceAccount, name: member, namespace: {TEAM}}}
-- {{kind: ServiceAccount, name: emulator, namespace: {TEAM}}}
----
-apiVersion: rbac.authorization.k8s.io/v1
-kind: RoleBinding
-metadata: {{name: apply, namespace: {TEAM}}}
-roleRef: {{apiGroup: rbac.authorization.k8s.io, kind: Role, name: apply}}
-subjects: [{{kind: ServiceAccount, name: member, namespace: {TEAM}}}]
+metadata: {{name: emulator, namespace: {TEAM}}}
+roleRef: {{apiGroup: rbac.authorization.k8s.io, kind: Role, name: emulator}}
+subjects: [{{kind: ServiceAccount, name: emulator, namespace: {TEAM}}}]
 """
 
 
@@ -98,7 +80,7 @@ class World:
         self._operator_ports = dict(zip(("health", "metrics"), free_ports(2), strict=True))
         self._prometheus: Prometheus | None = None
         self._installed: Installed | None = None
-        self._member: Path | None = None
+        self._member: Member | None = None
         self._stop = threading.Event()
 
     @classmethod
@@ -142,9 +124,8 @@ class World:
         plane = self.plane
         prometheus = {**OPERATOR_VALUES["prometheus"], "url": self._prometheus.url}
         self._installed = install(plane, {**OPERATOR_VALUES, "prometheus": prometheus})
-        plane.create_namespace(TEAM)
-        plane.apply(_ACCESS)
-        self._member = plane.service_account_kubeconfig(TEAM, "member")
+        self._member = Member(plane, TEAM)
+        plane.apply(_EMULATOR)
 
     def start_prometheus(self) -> None:
         """Prometheus, scraping the emulator for each pod, and the operator."""
@@ -163,50 +144,40 @@ class World:
     def start_emulator(self) -> None:
         """The emulator; it waits for the job."""
         kubeconfig = self.plane.service_account_kubeconfig(TEAM, "emulator")
-        self._run(
-            "emulator",
-            [
-                sys.executable, "-m", "dev.emulator", "--kubeconfig", str(kubeconfig), "--namespace", TEAM,
-                "--job", self.name, "--config", str(self._emulator_file), "--port", str(self._port), "--shadow",
-                "--steps", str(self.steps_file),
-            ],
-            {"PYTHONPATH": str(ROOT)},
-        )  # fmt: skip
+        command = [
+            *(sys.executable, "-m", "dev.emulator", "--kubeconfig", str(kubeconfig), "--namespace", TEAM, "--shadow"),
+            *("--job", self.name, "--config", str(self._emulator_file), "--port", str(self._port)),
+            *("--steps", str(self.steps_file)),
+        ]
+        env = {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", "PATH": os.environ.get("PATH", "")}
+        self.plane.supervisor.start("emulator", command, env, log=self.output / "emulator.log")
 
     def start_operator(self) -> None:
         """The operator as the chart has it, under its service account; returns when it answers its liveness probe."""
         assert self._installed is not None
-        self._run("operator", self._installed.local_command, self._installed.local_env(self._operator_ports))
-        url = f"http://127.0.0.1:{self._operator_ports['health']}/healthz"
+        start_operator(self.plane, self._installed, self._operator_ports, self.output / "operator.log")
 
-        def answers() -> bool:
-            with urllib.request.urlopen(url, timeout=2):
-                return True
-
-        self.plane.wait_until("the operator to answer", answers)
+    @property
+    def member(self) -> Member:
+        """The member of the team, once ``install`` has made the account."""
+        assert self._member is not None
+        return self._member
 
     def apply_job(self) -> None:
         """Apply the RLJob as a member of the team would."""
-        self.plane.kubectl("apply", "--server-side", "-n", TEAM, "-f", str(self._job_file), kubeconfig=self._member)
+        self.member.apply(self._job_file.read_text(encoding="utf-8"))
 
     def described(self) -> str:
         """What ``kubectl describe`` tells a member of the team of the job, events included."""
-        told = self.plane.kubectl("describe", "rljob", self.name, "-n", TEAM, kubeconfig=self._member, check=False)
-        return told.stdout or told.stderr
+        return self.member.described(self.name)
 
     def follow_pods(self, taker: Taker) -> None:
         """Every event of the team's pods from now on."""
-        api = client.CoreV1Api(api_client(str(self._member)))
-        follow(api.list_namespaced_pod, taker, self._stop, namespace=TEAM)
+        self.member.follow_pods(taker, self._stop)
 
     def follow_job(self, taker: Taker) -> None:
         """Every version of the RLJob from now on."""
-        api = client.CustomObjectsApi(api_client(str(self._member)))
-        follow(
-            api.list_namespaced_custom_object, taker, self._stop,
-            group="rljob.dev", version="v1alpha1", namespace=TEAM, plural="rljobs",
-            field_selector=f"metadata.name={self.name}",
-        )  # fmt: skip
+        self.member.follow_job(self.name, taker, self._stop)
 
     def emulator_state(self) -> dict[str, Any]:
         """What the emulator says of itself; empty while it does not answer."""
@@ -224,11 +195,3 @@ class World:
     def stop(self, name: str) -> None:
         """End ``operator`` or ``emulator``."""
         self.plane.supervisor.stop(name)
-
-    def _run(self, name: str, argv: list[str], env: dict[str, str]) -> None:
-        # The plane's data directory goes at the end; the log is to stay.
-        log = self.output / f"{name}.log"
-        self.plane.supervisor.start(
-            name, ["/bin/sh", "-c", 'exec "$@" >"$DEMO_LOG" 2>&1', name, *argv],
-            {"DEMO_LOG": str(log), "PYTHONUNBUFFERED": "1", "PATH": os.environ.get("PATH", ""), **env},
-        )  # fmt: skip

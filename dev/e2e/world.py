@@ -6,10 +6,7 @@ chart, with the rights of its service account; the job is applied by a member of
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 import threading
 import urllib.request
 from collections.abc import Callable
@@ -17,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from kubernetes import client
 
 from dev.controlplane import ApiError, ControlPlane, Prometheus, operator_scrape_config, prometheus_token_file
 from dev.controlplane.ports import free_ports
@@ -25,14 +21,14 @@ from dev.controlplane.prometheus import NAME as PROMETHEUS
 from dev.e2e.job import CALIBRATION, NAME
 from dev.e2e.nodes import Node
 from dev.e2e.scrape import scrape_config
-from dev.emulator.follow import Taker, api_client, follow
-from dev.installed import SYSTEM, WITHOUT_PODS, Installed, install
+from dev.emulator.follow import Taker
+from dev.installed import OPERATOR, SYSTEM, WITHOUT_PODS, Installed, install, start_operator
+from dev.team import Member
 from rljob_planner._calibration_json import MAP_KEY
 
 Json = dict[str, Any]
 
 TEAM = "rl-team"
-OPERATOR = "operator"
 SCRAPE_S = 2.0
 """Seconds between two scrapes; a busy server has been seen to take one for an answer."""
 
@@ -41,26 +37,6 @@ OPERATOR_VALUES: Json = {
     "prometheus": {"scrapeInterval": f"{SCRAPE_S:g}s"},
 }
 """Values of the chart for a job whose steps take seconds instead of minutes; Prometheus's address is added."""
-
-_ACCESS = f"""
-apiVersion: v1
-kind: ServiceAccount
-metadata: {{name: member, namespace: {TEAM}}}
----
-apiVersion: rbac.authorization.k8s.io/v1
-kind: Role
-metadata: {{name: member, namespace: {TEAM}}}
-rules:
-- {{apiGroups: [rljob.dev], resources: [rljobs], verbs: [get, list, watch, create, patch, update, delete]}}
-- {{apiGroups: [""], resources: [pods, events], verbs: [get, list, watch]}}
-- {{apiGroups: [""], resources: [configmaps], verbs: [get, list, watch, create, patch, update]}}
----
-apiVersion: rbac.authorization.k8s.io/v1
-kind: RoleBinding
-metadata: {{name: member, namespace: {TEAM}}}
-roleRef: {{apiGroup: rbac.authorization.k8s.io, kind: Role, name: member}}
-subjects: [{{kind: ServiceAccount, name: member, namespace: {TEAM}}}]
-"""
 
 
 class World:
@@ -74,7 +50,7 @@ class World:
         self._stop = threading.Event()
         self._prometheus: Prometheus | None = None
         self._installed: Installed | None = None
-        self._member: Path | None = None
+        self._member: Member | None = None
 
     @classmethod
     def start(cls, node: Node, gpus: int, output: Path, say: Callable[[str], None]) -> World:
@@ -105,9 +81,7 @@ class World:
         self._prometheus = Prometheus.start(plane, config=config + own, scrape_interval_s=SCRAPE_S)
         prometheus = {**OPERATOR_VALUES["prometheus"], "url": self._prometheus.url}
         self._installed = install(plane, {**OPERATOR_VALUES, **WITHOUT_PODS, "prometheus": prometheus})
-        plane.create_namespace(TEAM)
-        plane.apply(_ACCESS)
-        self._member = plane.service_account_kubeconfig(TEAM, "member")
+        self._member = Member(plane, TEAM)
         self.start_operator()
 
     # The operator and Prometheus
@@ -118,24 +92,16 @@ class World:
         assert self._prometheus is not None
         return self._prometheus
 
+    @property
+    def member(self) -> Member:
+        """The member of the team, once ``begin`` has made the account."""
+        assert self._member is not None
+        return self._member
+
     def start_operator(self) -> None:
         """Start it under its service account; returns when it answers its liveness probe."""
         assert self._installed is not None
-        # The plane's data directory goes at the end; the log is to stay.
-        argv = ["/bin/sh", "-c", 'exec "$@" >>"$E2E_LOG" 2>&1', OPERATOR, *self._installed.local_command]
-        env = {
-            "E2E_LOG": str(self._output / "operator.log"),
-            "PYTHONUNBUFFERED": "1",
-            "PATH": os.environ.get("PATH", ""),
-        }
-        self.plane.supervisor.start(OPERATOR, argv, {**env, **self._installed.local_env(self._ports)})
-        url = f"http://127.0.0.1:{self._ports['health']}/healthz"
-
-        def answers() -> bool:
-            with urllib.request.urlopen(url, timeout=5):
-                return True
-
-        self.plane.wait_until("the operator to answer", answers)
+        start_operator(self.plane, self._installed, self._ports, self._output / "operator.log")
 
     def kill_operator(self) -> None:
         """SIGKILL."""
@@ -160,35 +126,24 @@ class World:
         known = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": CALIBRATION}, "data": data}
         text = yaml.safe_dump_all([known, job], sort_keys=False)
         (self._output / "job.yaml").write_text(yaml.safe_dump(job, sort_keys=False), encoding="utf-8")
-        self.plane.kubectl("apply", "--server-side", "-n", TEAM, "-f", "-", input=text, kubeconfig=self._member)
+        self.member.apply(text)
 
     def move(self, samplers: int, trainers: int) -> str:
         """Ask for a move by hand, as a member of the team would, and wait for its end; RuntimeError with the command's words if it fails."""
-        command = [sys.executable, "-m", "rljob_operator.cli", "move", NAME, "-n", TEAM, "--timeout", "5m"]
-        command += ["--samplers", str(samplers), "--trainers", str(trainers)]
-        env = {**os.environ, "KUBECONFIG": str(self._member)}
-        done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
-        if done.returncode != 0:
-            raise RuntimeError(f"rljob move failed: {(done.stderr or done.stdout).strip()[-2000:]}")
-        return done.stdout
+        split = ("--samplers", str(samplers), "--trainers", str(trainers))
+        return self.member.rljob("move", NAME, "--timeout", "5m", *split)
 
     def follow_pods(self, taker: Taker) -> None:
         """Every event of the team's pods from now on."""
-        api = client.CoreV1Api(api_client(str(self._member)))
-        follow(api.list_namespaced_pod, taker, self._stop, namespace=TEAM)
+        self.member.follow_pods(taker, self._stop)
 
     def follow_job(self, taker: Taker) -> None:
         """Every version of the RLJob from now on."""
-        api = client.CustomObjectsApi(api_client(str(self._member)))
-        follow(
-            api.list_namespaced_custom_object, taker, self._stop,
-            group="rljob.dev", version="v1alpha1", namespace=TEAM, plural="rljobs", field_selector=f"metadata.name={NAME}",
-        )  # fmt: skip
+        self.member.follow_job(NAME, taker, self._stop)
 
     def described(self) -> str:
         """What ``kubectl describe`` tells a member of the team of the job, events included."""
-        told = self.plane.kubectl("describe", "rljob", NAME, "-n", TEAM, kubeconfig=self._member, check=False)
-        return told.stdout or told.stderr
+        return self.member.described(NAME)
 
     def pods(self, role: str) -> list[Json]:
         """The job's pods of a role."""
