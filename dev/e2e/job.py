@@ -14,6 +14,9 @@ NAME = "tiny"
 CALIBRATION = "tiny-calibration"
 """Name of the ConfigMap with what was calibrated."""
 
+EXIT_S = 10
+"""Seconds that a drained sampler has for what reached it all the same."""
+
 Json = dict[str, Any]
 
 
@@ -45,7 +48,7 @@ def rljob(made: Parts, image: str, wishes: Wishes) -> Json:
         "spec": {
             "gpus": parts.GPUS,
             "accelerator": "H100-SXM",
-            "model": {"config": config, "weights": "fp16"},
+            "model": {"config": config, "weights": "bf16"},
             "workload": {
                 "promptsPerStep": parts.PROMPTS_PER_STEP,
                 "samplesPerPrompt": parts.SAMPLES_PER_PROMPT,
@@ -87,11 +90,12 @@ def _sampler(made: Parts, image: str, wishes: Wishes) -> Json:
         *(str(made.python), "-m", "rljob_runtime", "drain", "--url", "http://$(POD_IP):8000", "--pod", "$(POD_NAME)"),
         *("--layout", "/etc/rljob", "--deadline", f"{wishes.drain_s}s", "--tracked"),
     ]
+    # The image tells no version, so the operator leaves this to whoever wrote the template. Where the hook waits, nothing is left to finish.
+    container["args"] += ["--shutdown-timeout", str(EXIT_S if wishes.grace_s is None else wishes.drain_s)]
     if wishes.grace_s is None:
         container["lifecycle"] = {"preStop": {"exec": {"command": drain}}}
         return {"spec": _pod(made, image, container, made.sampler_environment())}
     # It would finish what it has, and is killed before.
-    container["args"] += ["--shutdown-timeout", str(wishes.drain_s)]
     pod = _pod(made, image, container, made.sampler_environment())
     return {"spec": {**pod, "terminationGracePeriodSeconds": wishes.grace_s}}
 
