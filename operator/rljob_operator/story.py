@@ -52,6 +52,9 @@ NEXT: Mapping[DecisionCode, str] = {
 }
 """What follows a decision; ``{wish}`` is the split that was wished."""
 
+UNREAD = frozenset({"NoPrometheus", "PrometheusNotAllowed"})
+"""Reasons of the condition MetricsAvailable under which no Prometheus is asked at all."""
+
 
 def summary(spec: RLJobSpec, status: RLJobStatus) -> str:
     """What the job does now and what was done to its split, why, and what that gained."""
@@ -81,6 +84,10 @@ def next_step(spec: RLJobSpec, status: RLJobStatus) -> str:
         if found is not None and found.status == "False" and status.phase is not Phase.RUNNING:
             return f"{kind.value}: {found.message}"
     last = last_decision(status)
+    if last is None or last.code is DecisionCode.INITIAL_PLAN:
+        metrics = condition_of(status, ConditionType.METRICS_AVAILABLE)
+        if metrics is not None and metrics.reason in UNREAD:
+            return "nothing: without a Prometheus to read there are no decisions; the condition MetricsAvailable says what to do"
     if last is None:
         return "the first decision"
     said = NEXT.get(last.code, last.message).format(wish=_SOME if last.to_split is None else last.to_split.label())

@@ -60,10 +60,18 @@ def test_durations_are_those_of_the_operator() -> None:
     assert SCHEMA["definitions"]["duration"]["pattern"] == DURATION_PATTERN
 
 
+def test_alerts_that_may_be_disabled_are_those_of_the_chart() -> None:
+    files = sorted((CHART / "alerts").glob("*.yaml"))
+    rules = [rule for file in files for group in yaml.safe_load(file.read_text())["groups"] for rule in group["rules"]]
+    disabled = SCHEMA["properties"]["rules"]["properties"]["alerts"]["properties"]["disabled"]
+    assert disabled["items"]["enum"] == [rule["alert"] for rule in rules if "alert" in rule]
+
+
 @pytest.mark.parametrize("major", HELM_MAJORS)
 @pytest.mark.parametrize(
     ("values", "words"),
     [
+        ({"rules": {"alerts": {"disabled": ["RLJobThrashes"]}}}, ["/rules/alerts/disabled/0", "RLJobThrash"]),
         ({"replica": 2}, ["additional properties 'replica' not allowed"]),
         ({"image": {"tga": "x"}}, ["/image", "additional properties 'tga' not allowed"]),
         ({"replicas": "2"}, ["/replicas", "got string, want integer"]),

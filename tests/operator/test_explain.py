@@ -97,6 +97,17 @@ def test_every_decision_has_a_limit_and_something_that_comes_next(code: Decision
     assert said == story.NEXT[code].format(wish=AFTER.label()) + "; decides again every 60s"
 
 
+@pytest.mark.parametrize("reason", sorted(story.UNREAD))
+@pytest.mark.parametrize("decisions", [(), (decision(DecisionCode.INITIAL_PLAN),)])
+def test_a_job_without_metrics_is_promised_no_decision(reason: str, decisions: tuple[DecisionStatus, ...]) -> None:
+    unread = condition(ConditionType.METRICS_AVAILABLE, "False", reason, "no Prometheus")
+    said = story.next_step(spec(), running(*decisions, conditions=(unread,)))
+    assert "no decisions" in said
+    assert "MetricsAvailable" in said
+    late = unread.model_copy(update={"reason": "NoSamples"})
+    assert "first decision" in story.next_step(spec(), running(*decisions, conditions=(late,)))
+
+
 @pytest.mark.parametrize(
     ("mode", "code"), [("Recommend", DecisionCode.RECOMMEND_ONLY), ("Initial", DecisionCode.INITIAL_ONLY)]
 )
