@@ -61,7 +61,7 @@ def summary(spec: RLJobSpec, status: RLJobStatus) -> str:
     if status.phase is Phase.PENDING or status.split is None:
         planned = condition_of(status, ConditionType.PLANNED)
         if planned is None:
-            return "Waits for its turn to plan: other jobs on the same nodes come first."
+            return "Waits to be planned: no operator has got to it yet, or other jobs on the same nodes come first."
         return f"Not planned: {planned.message}." if planned.status == "False" else f"{planned.message}."
     sentences = [_now(spec, status), *_moved(status)]
     return " ".join(s for s in sentences if s)
@@ -77,7 +77,10 @@ def next_step(spec: RLJobSpec, status: RLJobStatus) -> str:
         return _of_move(status.rebalance)
     if status.split is None:
         if condition_of(status, ConditionType.PLANNED) is None:
-            return "its first plan, once the jobs before it have theirs, at the latest some seconds after its creation"
+            return (
+                "its first plan, once the jobs before it have theirs, at the latest some seconds after its creation; where it stays away, "
+                "see whether an operator runs and watches this namespace: kubectl get pods -A -l app.kubernetes.io/name=rljob-operator"
+            )
         return "a plan, as soon as what stands in its way is gone: the condition Planned says what"
     for kind in (ConditionType.SCHEDULED, ConditionType.READY):
         found = condition_of(status, kind)

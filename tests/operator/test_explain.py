@@ -97,6 +97,11 @@ def test_every_decision_has_a_limit_and_something_that_comes_next(code: Decision
     assert said == story.NEXT[code].format(wish=AFTER.label()) + "; decides again every 60s"
 
 
+def test_a_job_that_nobody_looked_at_says_how_to_find_the_operator() -> None:
+    assert "no operator has got to it yet" in story.summary(spec(), RLJobStatus())
+    assert "-l app.kubernetes.io/name=rljob-operator" in story.next_step(spec(), RLJobStatus())
+
+
 @pytest.mark.parametrize("reason", sorted(story.UNREAD))
 @pytest.mark.parametrize("decisions", [(), (decision(DecisionCode.INITIAL_PLAN),)])
 def test_a_job_without_metrics_is_promised_no_decision(reason: str, decisions: tuple[DecisionStatus, ...]) -> None:
@@ -267,7 +272,7 @@ def test_a_job_without_a_plan_says_why() -> None:
     status = RLJobStatus(conditions=(missing,))
     assert story.summary(spec(), status) == "Not planned: needs 16 GPUs: add nodes."
     assert binding(status) is Limit.PLACEMENT
-    assert explain("job", None, spec(), RLJobStatus()).summary.startswith("Waits for its turn to plan")
+    assert explain("job", None, spec(), RLJobStatus()).summary.startswith("Waits to be planned")
 
 
 def test_a_job_that_nobody_looks_at_says_so_first() -> None:
