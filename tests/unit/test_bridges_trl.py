@@ -141,4 +141,5 @@ def test_another_trainer_of_trl_is_reported_as_unknown(
     assert stems(heard) == set()
     assert value(heard, "rljob_bridge_known", bridge="trl", dialect="") == 0
     assert "clip_ratio/low_mean" in caplog.text, "what came"
+    assert "args." not in caplog.text.partition("Logged were")[2], "what did not come by the log"
     assert "sample/staleness_mean" in caplog.text, "what was looked for"

@@ -80,13 +80,15 @@ class Logged:
     """What one call of a tracker logged."""
 
     values: Mapping[str, object]
-    """Numbers, or lists of numbers, by key; anything else is passed over. A tap may add what the call knows besides, under keys of its own."""
+    """Numbers, or lists of numbers, by key; anything else is passed over."""
     step: object = None
     """The number of the step; None if the call gave none."""
     more: bool = False
     """Whether further values of the same step follow in calls without a number of the step."""
     closed: bool = True
     """Whether keys that belong together have all come with this call; False for trackers that take a step in pieces."""
+    beside: Mapping[str, object] = field(default_factory=dict)
+    """What the call knows besides, such as the trainer's arguments, under keys of the dialect's own: read like values, never told as logged."""
 
 
 @dataclass(frozen=True)

@@ -88,6 +88,7 @@ class Mirror:
         self._spoken: set[str] = set()
         self._seen: set[str] = set()
         self._unknown: dict[str, None] = {}
+        self._beside: set[str] = set()
         self._recognised: dict[str, float] = {}
         """Dialect by name → the patience that was used up when it was recognised."""
         self._health = health
@@ -117,9 +118,14 @@ class Mirror:
         """Something was logged through a tap of this rank. Never raises."""
         try:
             # Before the lock: a tensor on a GPU is waited for.
-            wanted = [key for key in logged.values if key in self._interest]
-            numbers = {key: n for key in wanted if (n := _number(logged.values[key])) is not None}
-            many = {key: row for key in wanted if (row := _numbers(logged.values[key])) is not None}
+            given = {
+                key: value
+                for part in (logged.values, logged.beside)
+                for key, value in part.items()
+                if key in self._interest
+            }
+            numbers = {key: n for key, value in given.items() if (n := _number(value)) is not None}
+            many = {key: row for key, value in given.items() if (row := _numbers(value)) is not None}
             lock = self._lock
             if not lock.acquire(timeout=LOCK_PATIENCE_S):
                 raise TimeoutError(f"another thread held the bridge for {LOCK_PATIENCE_S:g} s")
@@ -135,7 +141,7 @@ class Mirror:
             return
         record = self._record(_step_of(numbers, self._step_keys, logged.step), logged.more)
         if not self._recognised:
-            self._note_unknown(logged.values)
+            self._note_unknown(logged)
         record.values.update(numbers)
         record.values.many.update(many)
         self._see(numbers.keys() | many.keys())
@@ -219,8 +225,9 @@ class Mirror:
             if used_up - self._recognised[dialect.name] >= 1.0:
                 self._report_missing(dialect)
 
-    def _note_unknown(self, values: Mapping[str, object]) -> None:
-        for key in values:
+    def _note_unknown(self, logged: Logged) -> None:
+        self._beside.update(logged.beside)
+        for key in logged.values:
             if key not in self._interest and len(self._unknown) < _SHOWN_KEYS:
                 self._unknown.setdefault(str(key))
 
@@ -231,7 +238,7 @@ class Mirror:
         self._health.is_known("", False)
         self._show()
         expected = "; ".join(f"{d.name} ({d.version}) by {', '.join(d.marks)}" for d in self.framework.dialects)
-        logged = ", ".join([*sorted(self._seen), *self._unknown]) or "nothing"
+        logged = ", ".join([*sorted(self._seen - self._beside), *self._unknown]) or "nothing"
         LOG.warning(
             "%s bridge: what is logged is of no version that it knows, so nothing is reported. It knows %s. Logged were: %s",
             self.framework.name,

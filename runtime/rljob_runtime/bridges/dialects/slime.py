@@ -39,7 +39,7 @@ def _read(arguments: Mapping[str, object]) -> Logged | None:
     if arguments.get("step_key") != _STEP_KEY:
         return None
     known = {key: getattr(settings, key.removeprefix("args."), None) for key in (_INTERVAL, _GROUPS, _EACH)}
-    return Logged({**metrics, **known}, _rollout(metrics.get(_STEP_KEY), settings))
+    return Logged(metrics, _rollout(metrics.get(_STEP_KEY), settings), beside=known)
 
 
 def _rollout(step: object, settings: object) -> int | None:

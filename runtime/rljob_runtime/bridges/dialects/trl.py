@@ -48,7 +48,7 @@ def _read(arguments: Mapping[str, object]) -> Logged | None:
     step = getattr(state, "global_step", None)
     if isinstance(step, int) and _TRAINED in logs:
         known[_STEPS] = step - _logged_before(getattr(state, "log_history", ()))
-    return Logged({**logs, **known}, step)
+    return Logged(logs, step, beside=known)
 
 
 def _logged_before(history: Sequence[Mapping[str, object]]) -> int:
