@@ -19,7 +19,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 
@@ -56,7 +56,12 @@ class Patience:
     """Nothing listens, or the engine is dead, for so long: there is nothing to wait for."""
     stuck_s: float = 60.0
     """Samples run, nobody halted the engine, and no counter moves for so long: longer than a weight update that stops it unannounced.
-    A quarter of it where the server's own count of requests is 0."""
+    A quarter of it where the server's own count of requests is 0. A count of the server alone, of an engine that has nothing, is
+    believed for as long."""
+
+
+LEAK_LOOKS = 4
+"""Looks at an engine at work in all of which the server counted more than the engine had: then what it counts too much is no sample."""
 
 
 class Vigil:
@@ -69,6 +74,7 @@ class Vigil:
         self._since_s = 0.0
         self._progress = math.nan
         self._moved_s = 0.0
+        self._leaked, self._at_work = math.inf, 0
 
     def see(self, at_s: float, look: Look, told: bool) -> Outcome | None:
         """What ``look`` at ``at_s`` seconds means; None: go on waiting. ``told``: the layout listed the pod as draining.
@@ -76,11 +82,13 @@ class Vigil:
         A look without an answer changes nothing: the sampler is what it was seen to be last.
         """
         wait = self._patience
+        look = self._without_leak(look)
         # Samples shorter than the time between two looks are seen by the counters alone; without counters nothing tells.
         between = look.state is State.IDLE and abs(look.progress - self._progress) > 0.0
         if look.state is not State.SILENT and (look.state is not self._state or between):
             self._state, self._since_s = look.state, at_s
-        if look.state is not State.SILENT and (look.progress != self._progress or look.halted or look.load > 0.0):
+        held = look.load > 0.0 and not _has_nothing(look)
+        if look.state is not State.SILENT and (look.progress != self._progress or look.halted or held):
             # NaN differs from itself: without counters nothing is ever stuck.
             self._progress, self._moved_s = look.progress, at_s
         for_s = at_s - self._since_s
@@ -93,6 +101,23 @@ class Vigil:
         if look.state is State.BUSY and at_s - self._moved_s >= wait.stuck_s / (4.0 if look.load == 0.0 else 1.0):
             return Outcome.STUCK
         return Outcome.DEADLINE if at_s >= wait.deadline_s else None
+
+    def _without_leak(self, look: Look) -> Look:
+        """The look, idle where an engine has nothing and its server counts no more than it always counted too much.
+
+        vLLM's ``/load`` keeps a request whose client went away at the wrong moment, for ever. A request that is real and not yet in an
+        engine at work gets there within moments, so what was there at each look is none.
+        """
+        surplus = look.load - look.running - (0.0 if math.isnan(look.waiting) else look.waiting)
+        if not look.halted and look.progress > self._progress and not math.isnan(surplus):
+            self._leaked, self._at_work = min(self._leaked, surplus), self._at_work + 1
+        known = self._at_work >= LEAK_LOOKS and 0.0 < look.load <= self._leaked
+        return replace(look, state=State.IDLE) if known and _has_nothing(look) else look
+
+
+def _has_nothing(look: Look) -> bool:
+    """Whether an engine that goes on has no sample by its own gauges."""
+    return not look.halted and look.running == 0.0 and not look.waiting > 0.0
 
 
 class Listing(Enum):

@@ -7,7 +7,7 @@ One look is several questions, because no single one tells the truth at all time
 - ``/is_paused`` and ``/is_sleeping`` tell that; they exist only where the engine can be paused from outside.
 - ``/load`` counts requests in every state, but only with ``--enable-server-load-tracking``; without it, it is always 0. So a 0 there is worth
   something only after another number was seen, or where the caller knows. A client that goes away may be taken off twice
-  (vllm-project/vllm#49526): below 0 it counts nothing any more.
+  (vllm-project/vllm#49526): below 0 it counts nothing any more. Or it is never taken off (seen of 0.32): ``drain`` finds out what is counted too much.
 - Gauges of some versions keep their last value when all clients go away at once, for ever if nobody comes (vllm-project/vllm#22545, #29928; 0.32
   does not). Counters tell: while anything runs, every iteration moves one.
 - ``/health`` stays 200 while an engine is paused, asleep or draining; 503 says that the engine is dead.

@@ -90,6 +90,39 @@ def test_a_sampler_that_is_only_halted_or_really_holds_requests_is_not_stuck() -
     assert end({0: busy()}) == (300.0, Outcome.DEADLINE), "without counters it is not known"
 
 
+def counted(running: float, load: float, progress: float, waiting: float = 0.0) -> Look:
+    """What a server says that counts requests by itself."""
+    return Look(State.BUSY if load > 0.0 else State.IDLE, running, waiting, load, progress)
+
+
+def test_a_request_that_is_counted_for_ever_is_not_waited_for() -> None:
+    """As seen of vLLM 0.32: its /load stayed at 1 after a client had gone away."""
+    at_work = {float(at): counted(5.0 - at, 6.0 - at, float(at)) for at in range(5)}
+    assert end({**at_work, 5.0: counted(0.0, 1.0, 5.0)}, told=True) == (8.0, Outcome.DRAINED)
+    assert end({**at_work, 5.0: counted(0.0, 1.0, 5.0)}) == (15.0, Outcome.DRAINED), (
+        "the job is to learn of it all the same"
+    )
+
+
+def test_more_requests_than_were_counted_too_much_are_requests() -> None:
+    at_work = {float(at): counted(5.0 - at, 6.0 - at, float(at)) for at in range(5)}
+    late = {**at_work, 5.0: counted(0.0, 2.0, 5.0), 7.0: counted(1.0, 2.0, 6.0), 9.0: counted(0.0, 1.0, 7.0)}
+    assert end(late, told=True) == (12.0, Outcome.DRAINED)
+    on_their_way = {float(at): counted(5.0 - at, 6.0 - at if at != 2 else 3.0, float(at)) for at in range(5)}
+    held = end({**on_their_way, 5.0: counted(0.0, 1.0, 5.0)}, told=True)
+    assert held == (65.0, Outcome.STUCK), "once there was none too many, so it may be one"
+    few = {float(at): at_work[float(at)] for at in range(3)}
+    assert end({**few, 3.0: counted(0.0, 1.0, 3.0)}, told=True) == (63.0, Outcome.STUCK), "too few looks tell nothing"
+
+
+def test_a_halted_engine_tells_nothing_of_what_is_counted_too_much() -> None:
+    paused = {float(at): Look(State.BUSY, 0.0, 0.0, 3.0, float(at), halted="paused") for at in range(6)}
+    assert end({**paused, 6.0: counted(0.0, 3.0, 6.0)}, told=True) == (66.0, Outcome.STUCK)
+    works = {float(at): counted(1.0, 2.0, float(at)) for at in range(6)}
+    halted = Look(State.BUSY, 0.0, 0.0, 1.0, 6.0, halted="paused")
+    assert end({**works, 6.0: halted}, told=True) == (300.0, Outcome.DEADLINE), "its gauges tell of the past"
+
+
 def write(folder: Path, text: str) -> Path:
     (folder / "layout.json").write_text(text)
     return folder
