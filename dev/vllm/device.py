@@ -19,18 +19,31 @@ PLUGIN = Path(__file__).parent / "plugin"
 """What has to be on the PYTHONPATH of a server."""
 
 
-def environment(step_s: float, per_sample_s: float = 0.0, *, base: Mapping[str, str] | None = None) -> dict[str, str]:
+def environment(
+    step_s: float = 0.0,
+    per_sample_s: float = 0.0,
+    *,
+    curve: Mapping[int, float] | None = None,
+    base: Mapping[str, str] | None = None,
+) -> dict[str, str]:
     """The variables that give a server a pace: seconds of an iteration, and seconds more for each running sample.
 
-    PYTHONPATH is that of ``base`` (default: this process's) with the plugin before it. Raises ValueError for times that are no pace.
+    ``curve``, running samples → seconds of an iteration, comes on top: such as was measured of a real device. Between two of its rows the line
+    through them holds, beyond the ends that end. PYTHONPATH is that of ``base`` (default: this process's) with the plugin before it.
+    Raises ValueError for times that are no pace.
     """
-    if not (step_s >= 0 and per_sample_s >= 0 and step_s + per_sample_s > 0):
+    rows = sorted((curve or {}).items())
+    if not (
+        min([step_s, per_sample_s, *(row for pair in rows for row in pair)]) >= 0
+        and (step_s + per_sample_s > 0 or rows)
+    ):
         raise ValueError(
-            f"{step_s} s and {per_sample_s} s a sample are no pace: none may be negative, and one has to be positive"
+            f"{step_s} s, {per_sample_s} s a sample and {dict(rows)} are no pace: none may be negative, and one has to be positive"
         )
     path = (os.environ if base is None else base).get("PYTHONPATH", "")
-    return {
+    found = {
         "PYTHONPATH": os.pathsep.join([str(PLUGIN), *([path] if path else [])]),
         "RLJOB_DEV_STEP_S": repr(float(step_s)),
         "RLJOB_DEV_STEP_PER_SAMPLE_S": repr(float(per_sample_s)),
     }
+    return {**found, "RLJOB_DEV_STEP_CURVE_S": ",".join(f"{n}:{s!r}" for n, s in rows)} if rows else found

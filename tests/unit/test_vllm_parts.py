@@ -227,6 +227,14 @@ def test_an_iteration_lasts_from_the_end_of_the_one_before(plugin: ModuleType) -
     assert pace.due(10.125, 10, follows=True) == pytest.approx(10.19)
 
 
+def test_an_iteration_lasts_what_a_curve_says(plugin: ModuleType) -> None:
+    pace = plugin.Pace(0.0, 0.0, [(2, 0.010), (8, 0.022), (16, 0.030)])
+    assert [pace.lasts(n) for n in (0, 1, 2, 5, 8, 12, 16, 40)] == pytest.approx(
+        [0.010, 0.010, 0.010, 0.016, 0.022, 0.026, 0.030, 0.030]
+    )
+    assert plugin.Pace(0.001, 0.0, [(4, 0.010)]).lasts(9) == pytest.approx(0.011), "one row is a constant"
+
+
 def test_a_delay_is_not_made_up_for(plugin: ModuleType) -> None:
     pace = plugin.Pace(0.05, 0.0)
     pace.due(10.0, 1, follows=False)
@@ -238,7 +246,7 @@ def test_a_delay_is_not_made_up_for(plugin: ModuleType) -> None:
 
 
 def test_without_a_pace_the_plugin_does_nothing(plugin: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (plugin.STEP, plugin.PER_SAMPLE):
+    for name in (plugin.STEP, plugin.PER_SAMPLE, plugin.CURVE):
         monkeypatch.delenv(name, raising=False)
     plugin.load()  # would import vLLM
 
@@ -250,8 +258,11 @@ def test_the_environment_of_a_pace_is_what_the_plugin_reads(plugin: ModuleType) 
         plugin.STEP: "0.05",
         plugin.PER_SAMPLE: "0.002",
     }
-    with pytest.raises(ValueError, match="are no pace"):
-        device.environment(0.0)
+    curved = device.environment(curve={8: 0.02, 1: 0.01}, base={})
+    assert (curved[plugin.STEP], curved[plugin.CURVE]) == ("0.0", "1:0.01,8:0.02")
+    for wrong in ({}, {"step_s": -1.0}, {"step_s": 1.0, "curve": {1: -0.1}}):
+        with pytest.raises(ValueError, match="are no pace"):
+            device.environment(**wrong)
     entry = (device.PLUGIN / "rljob_device-1.dist-info" / "entry_points.txt").read_text()
     assert "[vllm.general_plugins]\nrljob_device = rljob_device:load" in entry
 

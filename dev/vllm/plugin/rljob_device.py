@@ -7,20 +7,37 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from typing import Any
 
 STEP = "RLJOB_DEV_STEP_S"
 PER_SAMPLE = "RLJOB_DEV_STEP_PER_SAMPLE_S"
+CURVE = "RLJOB_DEV_STEP_CURVE_S"
 LOOK_AGAIN_MS = 10
 
 
 class Pace:
     """When the next iteration may end."""
 
-    def __init__(self, step_s: float, per_sample_s: float) -> None:
+    def __init__(self, step_s: float, per_sample_s: float, curve: Sequence[tuple[int, float]] = ()) -> None:
+        """Seconds of an iteration with ``running`` samples: ``step_s + per_sample_s · running``, and what ``curve`` says of so many.
+
+        ``curve`` has rows of running samples and seconds, in order; between two rows the line through them holds, beyond the ends that end.
+        """
         self._step_s = step_s
         self._per_sample_s = per_sample_s
+        self._curve = curve
         self._due = 0.0
+
+    def lasts(self, running: int) -> float:
+        """Seconds of one iteration."""
+        return self._step_s + self._per_sample_s * running + self._on_curve(running)
+
+    def _on_curve(self, running: int) -> float:
+        for (n0, s0), (n1, s1) in zip(self._curve, self._curve[1:], strict=False):
+            if running < n1:
+                return s0 + (s1 - s0) * max(0, running - n0) / (n1 - n0)
+        return self._curve[-1][1] if self._curve else 0.0
 
     def due(self, now: float, running: int, *, follows: bool) -> float:
         """The time, in seconds of the monotonic clock, until which an iteration with ``running`` samples that begins ``now`` lasts.
@@ -28,7 +45,7 @@ class Pace:
         One that ``follows`` another (samples of that one go on) is counted from the end of that one: on a GPU the scheduler
         works while the device does, so what it takes is no part of the time. But no delay is made up for by more than one iteration.
         """
-        lasts = self._step_s + self._per_sample_s * running
+        lasts = self.lasts(running)
         begin = max(self._due, now - lasts) if follows else now
         self._due = begin + lasts
         return self._due
@@ -37,9 +54,11 @@ class Pace:
 def load() -> None:
     """Give vLLM's worker for the CPU a pace, unless the environment names none."""
     step_s, per_sample_s = float(os.environ.get(STEP) or 0), float(os.environ.get(PER_SAMPLE) or 0)
-    if step_s <= 0 and per_sample_s <= 0:
+    rows = [row.split(":") for row in os.environ.get(CURVE, "").split(",") if row]
+    curve = [(int(running), float(seconds)) for running, seconds in rows]
+    if step_s <= 0 and per_sample_s <= 0 and not curve:
         return
-    _pace_worker(Pace(step_s, per_sample_s))
+    _pace_worker(Pace(step_s, per_sample_s, curve))
     _wait_without_spinning()
 
 
