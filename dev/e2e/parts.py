@@ -87,7 +87,7 @@ class Parts:
         subprocess.run(["cp", "-r", str(cached), str(self.model)], check=True)
 
     def serve_arguments(self) -> list[str]:
-        """Arguments of ``vllm serve`` that samplers and the server that is calibrated have in common: paths to an end, and no caches."""
+        """Arguments of ``vllm serve`` that samplers and the server that is calibrated have in common; without a cache of prefixes, so that each sample costs what it would alone."""
         return [
             *("--max-model-len", str(MAX_MODEL_TOKENS), "--dtype", "float32", "--enforce-eager"),
             *("--kv-cache-memory-bytes", str(KV_TOKENS * _KV_BYTES_PER_TOKEN), "--block-size", str(BLOCK_TOKENS)),
@@ -98,7 +98,9 @@ class Parts:
     def sampler_environment(self) -> dict[str, str]:
         """Variables of a sampler, its pace included."""
         paced = device.environment(STEP_S, STEP_PER_SAMPLE_S, base={"PYTHONPATH": str(RUNTIME)})
-        return {**ENVIRONMENT, **paced, "PYTHONDONTWRITEBYTECODE": "1"}
+        # Each start would else import the model's class in a process of its own, to find out what it can: a quarter of all that a start takes.
+        cache = str(self.shared / "vllm-cache")
+        return {**ENVIRONMENT, **paced, "PYTHONDONTWRITEBYTECODE": "1", "VLLM_CACHE_ROOT": cache}
 
     def trainer_arguments(self, lengths: str) -> list[str]:
         """Arguments of the trainer; ``lengths`` are those of responses, as its ``--length-trace`` has them."""
