@@ -54,6 +54,7 @@ def _seconds(measured: Calibration | None) -> MeasuredSeconds | None:
         sample=None if line is None else line.sample_s,
         context_token=None if line is None else line.context_token_s,
         prompt_token=None if line is None else line.prompt_token_s,
+        experts=(line.experts_s or None) if line is not None else None,
         train_step=None if step is None else step.step_s,
         train_token=None if step is None else step.token_s,
     )
@@ -81,7 +82,11 @@ def with_constants(calibration: Calibration, learned: LearnedStatus | None, tens
         decode_seconds=None
         if seconds.iteration is None or not same_width
         else DecodeSeconds(
-            seconds.iteration, seconds.sample or 0.0, seconds.context_token or 0.0, seconds.prompt_token or 0.0
+            seconds.iteration,
+            seconds.sample or 0.0,
+            seconds.context_token or 0.0,
+            seconds.prompt_token or 0.0,
+            seconds.experts or 0.0,
         ),
         train_seconds=None
         if seconds.train_step is None

@@ -70,6 +70,12 @@ class DecodeSecondsJson(Part):
     prompt_token_seconds: Number = Field(
         default=0.0, ge=0, le=1, description="Each prompt token that is prefilled in it."
     )
+    experts_seconds: Number = Field(
+        default=0.0,
+        ge=0,
+        le=100,
+        description="All routed experts of a mixture; of it, the share that its tokens visit.",
+    )
 
     @model_validator(mode="after")
     def _takes_time(self) -> DecodeSecondsJson:
@@ -327,6 +333,7 @@ def calibration_of_seconds(
                 sample_seconds=seconds.sample_s,
                 context_token_seconds=seconds.context_token_s,
                 prompt_token_seconds=seconds.prompt_token_s,
+                experts_seconds=seconds.experts_s,
             ),
             kv_tokens=kv_tokens,
             efficiency=efficiency,

@@ -362,7 +362,11 @@ def _of(read: CalibrationJson) -> Calibration:
         decode_seconds=None
         if line is None
         else DecodeSeconds(
-            line.step_seconds, line.sample_seconds, line.context_token_seconds, line.prompt_token_seconds
+            line.step_seconds,
+            line.sample_seconds,
+            line.context_token_seconds,
+            line.prompt_token_seconds,
+            line.experts_seconds,
         ),
         train_seconds=None if step is None else TrainSeconds(step.step_seconds, step.token_seconds),
         train_error=None if step is None else step.error,

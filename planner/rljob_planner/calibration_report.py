@@ -22,6 +22,7 @@ _WORDS = {
     "sampleSeconds": ("Each running sample", 1e6, " µs"),
     "contextTokenSeconds": ("Each resident token", 1e9, " ns"),
     "promptTokenSeconds": ("Each prompt token", 1e6, " µs"),
+    "expertsSeconds": ("All experts, of which a step visits a share", 1e3, " ms"),
 }
 """Constant → what it is, and the unit that people read it in."""
 

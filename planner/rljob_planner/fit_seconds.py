@@ -1,5 +1,8 @@
 """Fits a line to measured steps, where no data sheet says what they should take: seconds a step, a sample, a token.
 
+Of a mixture of experts a step reads those that its tokens visit: nearly all at once with a few dozen samples, and hardly more with hundreds. No line
+in samples follows that, so there the share that is visited, which the model's shape tells, has seconds of its own.
+
 Least squares of relative errors, with nothing below zero: a cost that comes out negative is left out and the others are fitted again.
 What the rows cannot tell apart is left at zero and said: contexts that are all alike, prompts whose prefill was not timed alone. Then the
 line holds for loads like those measured, and that is what its warnings say.
@@ -18,13 +21,18 @@ from rljob_planner.calibrate import MOST_SHARED_ERROR
 from rljob_planner.errors import PlanningError
 from rljob_planner.fit import FittedRow, MeasuredStep, RowKind, mean_left_out
 from rljob_planner.measured_costs import DecodeSeconds
+from rljob_planner.models import ModelShape
+from rljob_planner.steptime import visited_share
 
 FloatArray = NDArray[np.float64]
 
 OWN = 0.2
 """Share of a cost's variation that the others don't explain, from which rows tell it from them."""
 
-_NAMES = ("stepSeconds", "sampleSeconds", "contextTokenSeconds", "promptTokenSeconds")
+_NAMES = ("stepSeconds", "sampleSeconds", "contextTokenSeconds", "promptTokenSeconds", "expertsSeconds")
+_STEP, _SAMPLE, _CONTEXT, _PROMPT, _EXPERTS = range(len(_NAMES))
+_ORDER = (_STEP, _EXPERTS, _SAMPLE, _CONTEXT, _PROMPT)
+"""Which cost has the first say where rows can't tell two apart: experts outweigh all that a sample costs besides."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +44,8 @@ class SecondsFit:
     """What the rows could tell apart, by its name in the calibration file."""
     rows: tuple[FittedRow, ...]
     warnings: tuple[str, ...]
+    model: ModelShape | None = None
+    """The model that was measured, whose experts the line counts; None where it is not known."""
 
     @property
     def values(self) -> tuple[tuple[str, float], ...]:
@@ -49,11 +59,11 @@ class SecondsFit:
 
     def step_s(self, row: MeasuredStep) -> float:
         """What the line predicts for a row, measured or not, in seconds."""
-        return step_seconds(self.seconds, row)
+        return step_seconds(self.seconds, row, self.model)
 
 
-def fit_seconds(rows: Sequence[MeasuredStep]) -> SecondsFit:
-    """The line through these rows.
+def fit_seconds(rows: Sequence[MeasuredStep], model: ModelShape | None = None) -> SecondsFit:
+    """The line through these rows, of which ``model`` was run.
 
     Raises PlanningError ``NothingMeasured`` if there are no steps of running samples, or if they are of engines of several widths, of which a
     line knows nothing.
@@ -71,32 +81,41 @@ def fit_seconds(rows: Sequence[MeasuredStep]) -> SecondsFit:
             "these rows are of engines of several widths, and nothing carries one over to another without a data sheet: name the GPU, "
             "or measure one width alone",
         )
-    columns = _columns(rows)
-    found = _line(rows, columns)
-    fitted_rows = tuple(FittedRow(row, None, step_seconds(found, row), _without(rows, row, columns)) for row in rows)
+    columns = _columns(rows, model)
+    found = _line(rows, columns, model)
+    fitted_rows = tuple(
+        FittedRow(row, None, step_seconds(found, row, model), _without(rows, row, columns, model)) for row in rows
+    )
     names = tuple(_NAMES[c] for c in columns if _values(found)[c] > 0.0)
-    return SecondsFit(found, names, fitted_rows, tuple(_warnings(fitted_rows, columns)))
+    return SecondsFit(found, names, fitted_rows, tuple(_warnings(fitted_rows, columns, model)), model)
 
 
-def step_seconds(seconds: DecodeSeconds, row: MeasuredStep) -> float:
+def step_seconds(seconds: DecodeSeconds, row: MeasuredStep, model: ModelShape | None = None) -> float:
     """Seconds of a row's step by the line."""
-    return float(_terms(row) @ np.array(_values(seconds)))
+    return float(_terms(row, model) @ np.array(_values(seconds)))
 
 
 def _values(seconds: DecodeSeconds) -> tuple[float, ...]:
-    return (seconds.step_s, seconds.sample_s, seconds.context_token_s, seconds.prompt_token_s)
+    return (seconds.step_s, seconds.sample_s, seconds.context_token_s, seconds.prompt_token_s, seconds.experts_s)
 
 
-def _terms(row: MeasuredStep) -> FloatArray:
+def _terms(row: MeasuredStep, model: ModelShape | None) -> FloatArray:
     context, prompts = row.running * row.context_tokens, row.prefills_per_step * row.prompt_tokens
-    return np.array([1.0, row.running, context, prompts])
+    return np.array([1.0, row.running, context, prompts, 0.0 if model is None else _visited(row, model)])
 
 
-def _columns(rows: Sequence[MeasuredStep]) -> list[int]:
+def _visited(row: MeasuredStep, model: ModelShape) -> float:
+    """Mean share of the experts that a row's steps visit: some prefill prompts, the others none."""
+    prefills = min(1.0, row.prefills_per_step)
+    alone, beside = visited_share(model, np.array([row.running, row.running + row.prompt_tokens]))
+    return float((1.0 - prefills) * alone + prefills * beside)
+
+
+def _columns(rows: Sequence[MeasuredStep], model: ModelShape | None) -> list[int]:
     """The costs that these rows can tell apart: each varies in a way of its own, and not as those before it do."""
-    terms = np.stack([_terms(r) / r.measured_s for r in rows])
+    terms = np.stack([_terms(r, model) / r.measured_s for r in rows])
     columns: list[int] = []
-    for column in range(len(_NAMES)):
+    for column in _ORDER:
         size = float(np.linalg.norm(terms[:, column]))
         if len(columns) >= len(rows) or size == 0.0:
             continue
@@ -106,11 +125,11 @@ def _columns(rows: Sequence[MeasuredStep]) -> list[int]:
             own = own - others @ np.linalg.lstsq(others, own, rcond=None)[0]
         if float(np.linalg.norm(own)) >= OWN:
             columns.append(column)
-    return columns
+    return sorted(columns)
 
 
-def _line(rows: Sequence[MeasuredStep], columns: Sequence[int]) -> DecodeSeconds:
-    terms = np.stack([_terms(r) / r.measured_s for r in rows])
+def _line(rows: Sequence[MeasuredStep], columns: Sequence[int], model: ModelShape | None) -> DecodeSeconds:
+    terms = np.stack([_terms(r, model) / r.measured_s for r in rows])
     left = list(columns)
     while True:
         found = np.linalg.lstsq(terms[:, left], np.ones(len(rows)), rcond=None)[0]
@@ -123,15 +142,17 @@ def _line(rows: Sequence[MeasuredStep], columns: Sequence[int]) -> DecodeSeconds
     return DecodeSeconds(*(float(v) for v in values))
 
 
-def _without(rows: Sequence[MeasuredStep], row: MeasuredStep, columns: Sequence[int]) -> float | None:
+def _without(
+    rows: Sequence[MeasuredStep], row: MeasuredStep, columns: Sequence[int], model: ModelShape | None
+) -> float | None:
     """What a line through the other rows says of this one; None where they cannot tell what it costs."""
     others = [r for r in rows if r is not row]
-    if not others or not set(columns) <= set(_columns(others)):
+    if not others or not set(columns) <= set(_columns(others, model)):
         return None
-    return step_seconds(_line(others, columns), row)
+    return step_seconds(_line(others, columns, model), row, model)
 
 
-def _warnings(rows: Sequence[FittedRow], columns: Sequence[int]) -> list[str]:
+def _warnings(rows: Sequence[FittedRow], columns: Sequence[int], model: ModelShape | None) -> list[str]:
     """What somebody should know who plans with the result."""
     found = []
     served = [r for r in rows if r.row.kind is RowKind.SERVED]
@@ -142,7 +163,13 @@ def _warnings(rows: Sequence[FittedRow], columns: Sequence[int]) -> list[str]:
             "or name a GPU whose data sheet explains them (--gpu)"
         )
     top = max(r.row.running for r in served)
-    if 1 not in columns:
+    experts = model is not None and model.experts > 0
+    if experts and _EXPERTS not in columns:
+        found.append(
+            "what the model's experts cost is in the other costs, so loads between the measured ones may be far off: measure at more "
+            "concurrencies, such as 1, 8, 32 and 128"
+        )
+    if _SAMPLE not in columns and not (experts and _EXPERTS in columns):
         found.append(
             f"all rows have about {top:.0f} running samples, so that what each of them costs is not known: measure at several "
             "concurrencies, such as 1, 8, 64 and 256"
@@ -151,13 +178,13 @@ def _warnings(rows: Sequence[FittedRow], columns: Sequence[int]) -> list[str]:
         found.append(
             f"the line ends at {top:.0f} running samples: steps of more are an extrapolation; measure where the job will run"
         )
-    if 2 not in columns:
+    if _CONTEXT not in columns:
         tokens = served[0].row.context_tokens
         found.append(
             f"all rows have contexts of about {tokens:.0f} tokens, so that longer ones are taken to cost the same: measure prompts of "
             "several lengths (--prompt-tokens) as long as the job's contexts"
         )
-    if 3 not in columns:
+    if _PROMPT not in columns:
         found.append(
             "what a prompt costs is in what a sample costs: the line holds for prompts and responses of these lengths"
         )

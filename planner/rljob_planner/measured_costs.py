@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class DecodeSeconds:
-    """Seconds of one iteration of a sampler replica: a line in what it runs."""
+    """Seconds of one iteration of a sampler replica: a line in what it runs, and in the experts that this visits."""
 
     step_s: float
     """Whatever it runs."""
@@ -23,6 +23,8 @@ class DecodeSeconds:
     """Each resident token of running samples."""
     prompt_token_s: float
     """Each prompt token that is prefilled in it."""
+    experts_s: float = 0.0
+    """All routed experts of a mixture; an iteration takes the share of it that its tokens visit."""
 
 
 @dataclass(frozen=True)

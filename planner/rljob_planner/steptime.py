@@ -67,6 +67,13 @@ def _visits(experts: int, active: int, skew: float) -> tuple[FloatArray, FloatAr
     return tokens, (1.0 - (1.0 - chance)[None, :] ** tokens[:, None]).sum(axis=1)
 
 
+def visited_share(model: ModelShape, tokens: FloatArray | float) -> FloatArray:
+    """Share of a layer's routed experts that so many tokens visit, in expectation, some being more popular than others; 0 where a model has none."""
+    if not model.experts:
+        return np.zeros_like(tokens, dtype=np.float64)
+    return np.asarray(np.interp(tokens, *_visits(model.experts, model.active_experts, routing_skew())) / model.experts)
+
+
 @dataclass(frozen=True)
 class Prefill:
     """Prompts that a step prefills along with its decoding samples; arrays hold one value for each number of samples."""
@@ -121,13 +128,13 @@ class Engine:
         return held / self.tensor_parallel
 
     def distinct_experts(self, tokens: FloatArray) -> FloatArray:
-        """Routed experts of a layer that so many tokens visit, in expectation, some experts being more popular than others.
+        """Routed experts of a layer that so many tokens visit, in expectation.
 
         Where whole experts are dealt out to GPUs, the GPU with the most of them sets the pace: its share of them, and the spread of
         that over EP draws, √(2·ln EP) standard deviations above it.
         """
         m = self.model
-        visited = np.interp(tokens, *_visits(m.experts, m.active_experts, routing_skew())) / m.experts
+        visited = visited_share(m, tokens)
         if self.expert_parallel <= 1:
             return np.asarray(m.experts * visited)
         own = m.experts / self.expert_parallel
@@ -202,8 +209,11 @@ class Engine:
     def fixed_s(self, running: FloatArray, prefill: Prefill | None = None) -> FloatArray:
         """Seconds between the products, and what neither bytes nor arithmetic explain; all of a step that was measured."""
         if (seconds := self.measured) is not None:
-            prompts_s = 0.0 if prefill is None else seconds.prompt_token_s * np.asarray(prefill.tokens)
-            return np.asarray(seconds.step_s + seconds.sample_s * running + prompts_s)
+            prompts = np.zeros_like(running) if prefill is None else np.asarray(prefill.tokens)
+            experts_s = seconds.experts_s * visited_share(self.model, running + prompts)
+            return np.asarray(
+                seconds.step_s + seconds.sample_s * running + seconds.prompt_token_s * prompts + experts_s
+            )
         e, m, kernels = self.gpu.decode, self.model, self.gpu.kernels
         tokens = running if prefill is None else running + prefill.tokens
         hidden_bytes = tokens * m.hidden * _ACTIVATION_BYTES

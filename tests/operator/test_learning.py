@@ -251,7 +251,11 @@ async def test_a_calibration_in_the_job_itself_is_read_and_its_seconds_last() ->
     inline = {
         "rljobCalibration": 1,
         "measuredOn": {"model": "Qwen/Qwen3-8B", "tensorParallel": 2, "weights": "bf16", "kvCache": "bf16"},
-        "samplers": {"measured": {"stepSeconds": 0.02, "sampleSeconds": 0.001}, "kvTokens": 9000, "efficiency": 0.8},
+        "samplers": {
+            "measured": {"stepSeconds": 0.02, "sampleSeconds": 0.001, "expertsSeconds": 0.03},
+            "kvTokens": 9000,
+            "efficiency": 0.8,
+        },
         "trainers": {"measured": {"stepSeconds": 1.0, "tokenSeconds": 0.001, "error": 0.1}},
     }
     this = a_pass(calibration={"inline": inline})
@@ -266,6 +270,8 @@ async def test_a_calibration_in_the_job_itself_is_read_and_its_seconds_last() ->
     kept = LearnedStatus.model_validate(learned.model_dump(by_alias=True))
     live = with_constants(Calibration(sampler_factor=0.9), kept, 2)
     assert live.decode_seconds == found.calibration.decode_seconds
+    assert live.decode_seconds is not None
+    assert live.decode_seconds.experts_s == 0.03
     assert live.train_seconds == found.calibration.train_seconds
     assert (live.kv_tokens, live.sampler_efficiency, live.sampler_factor) == (9000, 0.8, 0.9)
     other = with_constants(Calibration(), kept, 4)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -38,7 +40,7 @@ from rljob_planner.placement import rooms_of
 from rljob_planner.search import plan
 from rljob_planner.serving import served
 from rljob_planner.split import SamplerSplit, Split, TrainerSplit
-from rljob_planner.steptime import Engine
+from rljob_planner.steptime import Engine, visited_share
 from tests.planner.specs import spec
 
 TRUTH = DecodeSeconds(step_s=8e-3, sample_s=0.3e-3, context_token_s=4e-8, prompt_token_s=2e-5)
@@ -94,6 +96,57 @@ def test_it_predicts_loads_between_and_says_how_well() -> None:
         assert found.step_s(row(running)) == pytest.approx(row(running).measured_s, rel=0.05)
     assert found.residual is not None
     assert 0.01 < found.residual < 0.2
+
+
+CURVES = yaml.safe_load((resources.files("rljob_planner") / "data" / "latency-curves.yaml").read_text("utf-8"))[
+    "decode_step_kernel_sums"
+]["curves"]
+"""Measured kernels of a decode step: rows of running samples, then milliseconds at contexts of 1024, 2048, 4096, … tokens."""
+FITTED, BETWEEN = (1, 16, 64, 256), (8, 32, 128)
+
+
+def kernels(curve: dict[str, Any], running: int, column: int) -> MeasuredStep | None:
+    """The row of so many samples at the context of a column, if it was measured."""
+    found = {int(row[0]): row[1 + column] for row in curve["rows"]}.get(running)
+    context = 1024 * 2**column
+    return None if found is None else MeasuredStep("curve", RowKind.SERVED, running, 0, 1, context, 0.0, found / 1e3)
+
+
+@pytest.mark.parametrize("column", [0, 2])
+@pytest.mark.parametrize("curve", CURVES, ids=lambda c: f"{c['model']} on {c['tp']} {c['gpu']}")
+def test_loads_between_come_out_as_gpus_were_measured(curve: dict[str, Any], column: int) -> None:
+    shape = model(f"Qwen/{curve['model']}" if curve["model"].startswith("Qwen") else f"meta-llama/{curve['model']}")
+    found = fit_seconds([row for n in FITTED if (row := kernels(curve, n, column))], shape)
+    rows = [row for n in BETWEEN if (row := kernels(curve, n, column))]
+    errors = [found.step_s(row) / row.measured_s - 1.0 for row in rows]
+    # The worst of dense models is off by 10.4 %, of mixtures of experts by 14.2 %.
+    assert max(map(abs, errors)) < (0.15 if shape.experts else 0.11), errors
+    assert ("expertsSeconds" in found.fitted) == (shape.experts > 0)
+    if shape.experts:
+        line = fit_seconds([row for n in FITTED if (row := kernels(curve, n, column))])
+        assert line.step_s(rows[0]) / rows[0].measured_s - 1.0 < -0.35, "what a line without them makes of it"
+
+
+def test_experts_count_in_the_engine_and_in_the_file_as_in_the_fit() -> None:
+    shape = model("Qwen/Qwen3-30B-A3B")
+    truth = DecodeSeconds(4e-3, 1e-5, 0.0, 0.0, experts_s=0.012)
+    engine = Engine(shape, gpu("L4"), 1, "bf16", "bf16", measured=truth)
+    running = np.array([1.0, 8.0, 32.0, 128.0])
+    steps = engine.step_s(running, 1000.0)
+    assert steps == pytest.approx(4e-3 + 1e-5 * running + 0.012 * visited_share(shape, running))
+    rows = [MeasuredStep("x", RowKind.SERVED, n, 0, 1, 1000, 0.0, s) for n, s in zip(running, steps, strict=True)]
+    found = fit_seconds(rows, shape)
+    assert found.seconds.experts_s == pytest.approx(0.012, rel=1e-6)
+    on = MeasuredOnJson(model=shape.name, tensor_parallel=1, weights="bf16", kv_cache="bf16")
+    read = calibration_in(calibration_of_seconds(found, on).to_json(), "x")
+    assert read.decode_seconds == found.seconds
+
+
+def test_experts_that_rows_cannot_tell_are_said() -> None:
+    shape = model("Qwen/Qwen3-30B-A3B")
+    found = fit_seconds([row(256), row(512)], shape)
+    assert any("experts" in warning for warning in found.warnings)
+    assert not any("experts" in warning for warning in fit_seconds([row(256), row(512)]).warnings)
 
 
 def test_steps_that_are_no_line_are_said_to_be_none() -> None:

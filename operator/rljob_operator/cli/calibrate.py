@@ -147,7 +147,7 @@ def calibrate(
             on = MeasuredOnJson(
                 model=shape.name, parameters=shape.parameters, tensor_parallel=tp, weights=weights, kv_cache=kv
             )
-            document = calibration_of_seconds(fit_seconds(rows), on, kv_tokens, skipped, share)
+            document = calibration_of_seconds(fit_seconds(rows, shape), on, kv_tokens, skipped, share)
         else:
             engine = Engine(shape, known_gpu(gpu), tp, weights, kv)
             document = calibration_of(fit(engine, rows), kv_tokens, skipped, share)

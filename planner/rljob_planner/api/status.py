@@ -384,6 +384,9 @@ class MeasuredSeconds(ApiModel):
     prompt_token: float | None = Field(
         default=None, description="Seconds a prompt token adds to the iteration that prefills it."
     )
+    experts: float | None = Field(
+        default=None, description="Seconds that all routed experts add to an iteration, which visits a share of them."
+    )
     train_step: float | None = Field(default=None, description="Seconds a training step takes, whatever it trains on.")
     train_token: float | None = Field(
         default=None, description="Seconds a token of the batch adds to a training step, over the trainers' GPUs."
