@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from rljob_operator import children, gate, lifecycle, pools, rebalance, trouble
@@ -13,6 +13,7 @@ from rljob_operator.cluster import ClusterError, Json
 from rljob_operator.engines import ENGINES
 from rljob_operator.layout import Layout, LayoutPhase, layout_of
 from rljob_operator.lifecycle import stopping
+from rljob_operator.observation import epoch_s
 from rljob_operator.passes import Pass
 from rljob_operator.rebalance import Targets, announced
 from rljob_operator.rivals import left_alone
@@ -24,6 +25,10 @@ AT_ONCE_S = 0.0
 
 SOON_S = 1.0
 """How soon to look again where the view and the API server differ."""
+
+JOIN_S = 30.0
+"""Samplers that are ready wait so long for others that still start, to join the layout together: groups that carry weights can't grow in place,
+so each new layout may cost the job a regroup."""
 
 NAME_TAKEN_S = 5.0
 """How soon to look again whether the name of a child has come free."""
@@ -138,7 +143,8 @@ class Acting:
         if live is not None and (phase is not LayoutPhase.STEADY or not this.all_ready):
             # New endpoints come with the generation that ends a move or a start; until then some may only leave.
             known = {endpoint["pod"] for endpoint in live["samplers"]["endpoints"]}
-            samplers = [pod for pod in samplers if gate.name_of(pod) in known]
+            if phase is not LayoutPhase.STEADY or not self._may_join(this, samplers, known):
+                samplers = [pod for pod in samplers if gate.name_of(pod) in known]
         wished = layout_of(
             generation=generation,
             phase=phase,
@@ -160,6 +166,23 @@ class Acting:
         generation = max(generation, this.before.layout_generation) + 1
         text = replace(wished, generation=generation).to_json()
         await self._actions.publish_layout(this.job, text, generation, this.pods)
+
+    def _may_join(self, this: Pass, samplers: Iterable[Json], known: Collection[str]) -> bool:
+        """Whether samplers that replace lost ones join although others still start: one may never come, and those that serve wait for nobody.
+
+        They do once one of them has waited for ``JOIN_S``, and at once where no other serves.
+        """
+        if this.before.rebalance is not None or this.before.phase is not Phase.RUNNING:
+            return False
+        ready = [pod for pod in samplers if gate.is_ready(pod) and not gate.is_terminating(pod)]
+        waiting = [pod for pod in ready if gate.name_of(pod) not in known]
+        if len(waiting) in (0, len(ready)):
+            return bool(waiting)
+        since = [epoch_s(at) for pod in waiting if (at := gate.ready_at(pod)) is not None]
+        left_s = min(since, default=this.now_s) + JOIN_S - this.now_s
+        if left_s > 0.0:
+            this.soon(left_s)
+        return left_s <= 0.0
 
 
 def _says_nothing_new(live: Json, wished: Layout, pods: Iterable[Json]) -> bool:

@@ -70,8 +70,18 @@ def is_terminating(pod: Pod) -> bool:
 
 def is_ready(pod: Pod) -> bool:
     """Whether the pod's Ready condition is True."""
+    return _ready(pod) is not None
+
+
+def ready_at(pod: Pod) -> str | None:
+    """Since when the pod is ready, as its condition says; None if it isn't, or that isn't said."""
+    found = (_ready(pod) or {}).get("lastTransitionTime")
+    return None if found is None else str(found)
+
+
+def _ready(pod: Pod) -> Mapping[str, Any] | None:
     conditions = (pod.get("status") or {}).get("conditions") or ()
-    return any(c.get("type") == "Ready" and c.get("status") == "True" for c in conditions)
+    return next((c for c in conditions if c.get("type") == "Ready" and c.get("status") == "True"), None)
 
 
 def is_held(pod: Pod) -> bool:

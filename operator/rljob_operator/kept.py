@@ -48,7 +48,7 @@ def pod(body: Json) -> dict[str, Any]:
         return {"metadata": kept_meta, "spec": kept_spec, "status": _some(kept_status, ("phase",))}
     if "conditions" in status:
         known = (c for c in status["conditions"] or () if c.get("type") in _CONDITIONS)
-        kept_status["conditions"] = shared([_some(condition, _CONDITION) for condition in known])
+        kept_status["conditions"] = [_condition(condition) for condition in known]
     if "containerStatuses" in status:
         states = (_container_status(c) for c in status["containerStatuses"] or ())
         kept_status["containerStatuses"] = shared(list(states))
@@ -102,6 +102,14 @@ def _interned(part: dict[str, Any]) -> dict[str, Any]:
 
 def _some(part: Json, keys: tuple[str, ...]) -> dict[str, Any]:
     return {key: part[key] for key in keys if key in part}
+
+
+def _condition(condition: Json) -> Json:
+    """A condition of a pod, shared but where its time is read: since when it is ready."""
+    known: Json = shared(_some(condition, _CONDITION))
+    if condition.get("type") != "Ready" or condition.get("status") != "True":
+        return known
+    return {**known, **_some(condition, ("lastTransitionTime",))}
 
 
 def _container_status(status: Json) -> dict[str, Any]:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
+from rljob_operator.acting import JOIN_S
 from rljob_operator.actions import LAYOUT_ANNOTATION
+from rljob_operator.gate import is_ready, is_terminating
 from tests.operator.scene import Scene, scene, split
 
 AT_ONCE_S = 1.0
@@ -71,6 +77,52 @@ def test_one_that_is_deleted_in_mid_move_is_told_beside_the_victims(phase: str) 
         s.settled(4, 3)
         s.until(lambda: endpoints(s) == s.names("sampler"))
         assert s.layouts[-1]["draining"] == []
+
+
+def serving(s: Scene) -> set[str]:
+    """Names of the samplers that are ready and stay."""
+    return {p["metadata"]["name"] for p in s.pods("sampler") if is_ready(p) and not is_terminating(p)}
+
+
+def slow_to_start(s: Scene, pods: int) -> None:
+    """From now on so many new pods take half an hour to start, and all after them the usual time."""
+    pace, slow = s.cluster.machines.pace, list[str]()
+
+    def start_s(pod: Mapping[str, Any]) -> float:
+        if len(slow) < pods:
+            slow.append(pod["metadata"]["name"])
+            return 1800.0
+        return pace.start_s(pod)
+
+    s.cluster.machines.pace = replace(pace, start_s=start_s)
+
+
+def test_replacements_that_are_ready_wait_for_others_and_not_for_ever() -> None:
+    with scene() as s:
+        victims = sorted(s.names("sampler"))[:2]
+        slow_to_start(s, 1)
+        for victim in victims:
+            s.delete(victim)
+        s.until(lambda: len(endpoints(s)) == 6)
+        one = s.until(lambda: serving(s) - endpoints(s))
+        began = s.cluster.clock.now_s
+        s.until(lambda: one <= endpoints(s), within_s=JOIN_S + AT_ONCE_S)
+        assert s.cluster.clock.now_s - began >= JOIN_S - AT_ONCE_S, "no new layout for each that starts"
+        assert len(endpoints(s)) == 7
+        s.until(lambda: len(endpoints(s)) == 8, within_s=3600.0)
+        s.judged()
+
+
+def test_replacements_wait_for_nobody_where_none_serves() -> None:
+    with scene() as s:
+        slow_to_start(s, 1)
+        for victim in s.names("sampler"):
+            s.delete(victim)
+        s.until(lambda: not endpoints(s))
+        s.until(lambda: serving(s))
+        s.until(lambda: endpoints(s), within_s=AT_ONCE_S)
+        s.until(lambda: len(endpoints(s)) == 7, within_s=JOIN_S + 60.0)
+        s.judged()
 
 
 def test_a_restart_of_the_operator_in_between_says_the_same_again() -> None:

@@ -140,13 +140,18 @@ def test_of_a_pod_is_kept_what_is_read_of_it() -> None:
     }
     whole["spec"]["containers"][0] |= {"image": "i", "env": [{"name": "A", "value": "b"}]}
     ready = {"type": "Ready", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+    bound = {**ready, "type": "PodScheduled"}
     waiting = {"name": "c", "state": {"waiting": {"reason": "CrashLoopBackOff", "message": "long"}}, "image": "i"}
-    whole["status"] |= {"conditions": [ready, {"type": "Initialized"}], "containerStatuses": [waiting], "hostIP": "x"}
+    whole["status"] |= {
+        "conditions": [ready, bound, {"type": "Initialized"}],
+        "containerStatuses": [waiting],
+        "hostIP": "x",
+    }
     found = kept.pod(whole)
     assert pod_view(found) == pod_view(whole)
     assert found["metadata"]["annotations"] == {"rljob.dev/holder": "h"}
     assert found["spec"]["containers"] == [{"name": "c", "resources": {"requests": {"nvidia.com/gpu": "4"}}}]
-    assert found["status"]["conditions"] == [{"type": "Ready", "status": "True"}]
+    assert found["status"]["conditions"] == [ready, {"type": "PodScheduled", "status": "True"}]
     assert found["status"]["containerStatuses"] == [{"name": "c", "state": {"waiting": {"reason": "CrashLoopBackOff"}}}]
     other = kept.pod(pod("b", 4))
     assert "labels" not in other["metadata"]
