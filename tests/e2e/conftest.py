@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from dev.vllm import device
 from dev.vllm.install import UnsupportedMachineError, ensure
 from dev.vllm.model import write_model
 from dev.vllm.server import Server
@@ -26,6 +27,9 @@ SHARED = (
     *("--weight-transfer-config", '{"backend":"ipc"}'),
 )
 """Options of the shared server: everything that it can count, and a short queue."""
+
+PACE_S = 0.02
+"""Least time of an iteration of servers that are looked at while they work: else they take all cores, and answer no look before all is over."""
 
 SEATS = 16
 """Samples that the shared server runs at once."""
@@ -62,7 +66,7 @@ def live(request: pytest.FixtureRequest) -> Iterator[str]:
         yield given.rstrip("/")
         return
     python, model = request.getfixturevalue("vllm_python"), request.getfixturevalue("tiny_model")
-    with Server(python, model, more=SHARED, max_running=SEATS) as server:
+    with Server(python, model, more=SHARED, max_running=SEATS, env=device.environment(PACE_S)) as server:
         yield server.url
 
 

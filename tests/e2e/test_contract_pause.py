@@ -11,8 +11,8 @@ from tests.e2e.client import Client, Stream, client, until
 from tests.e2e.conftest import SEATS
 from tests.unit.vllm_double import double
 
-LONG = 400
-"""Tokens of a request that is to be under way while a test does something."""
+LONG = 250
+"""Tokens of a request that is to be under way while a test does something: some five seconds."""
 
 
 @pytest.fixture(params=["double", pytest.param("live", marks=pytest.mark.vllm)])
