@@ -9,6 +9,7 @@ import re
 import shutil
 import string
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from html.parser import HTMLParser
@@ -17,7 +18,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Gauge, generate_latest, start_http_server
 
@@ -265,6 +266,8 @@ def test_both_answers_hold_to_their_schemas(recorder: Recorder, clock: Clock) ->
 
 
 @given(st.lists(st.one_of(st.none(), st.floats(allow_nan=True, allow_infinity=True)), max_size=30))
+@example([5e-324])
+@example([sys.float_info.min])
 @settings(max_examples=40, deadline=None)
 def test_any_values_make_a_drawing_that_can_be_read(values: list[float | None]) -> None:
     points = [(BEGAN_S + i, value) for i, value in enumerate(values)]

@@ -7,6 +7,7 @@ words for those who can't see it say where each curve stands; the numbers are in
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -235,7 +236,8 @@ def _can_be(value: float) -> bool:
 def _top(values: Sequence[float | None]) -> float:
     """The upper end of an axis: a round number above all values."""
     largest = max((value for value in values if value is not None and _can_be(value)), default=0.0)
-    if largest <= 0.0:
+    if largest < sys.float_info.min:
+        # Nothing, or so little that no power of ten stands below it.
         return 1.0
     power = 10.0 ** math.floor(math.log10(largest * 1.05))
     return next(
