@@ -66,7 +66,8 @@ async def run(args: argparse.Namespace) -> None:
             while not stop.is_set():
                 emulation.observe(cluster.pods, cluster.layout_text, time.monotonic())
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(stop.wait(), TICK_S / 2)
+                    async with asyncio.timeout(TICK_S / 2):
+                        await stop.wait()
         finally:
             cluster.stop()
             stopped.cancel()

@@ -149,8 +149,10 @@ class Container:
         self._back_off_s = min(LONGEST_BACK_OFF_S, 2 * self._back_off_s or FIRST_BACK_OFF_S)
 
     async def _pause(self, seconds: float) -> None:
+        # Not wait_for: before Python 3.12 it forgets that it was cancelled where the event came at the same moment.
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._stopping.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await self._stopping.wait()
 
     def _waits(self, reason: str, message: str) -> None:
         if self.state.waiting != (reason, message):
@@ -258,7 +260,8 @@ class Container:
         except StartError as error:
             return False, str(error)
         try:
-            code = await asyncio.wait_for(process.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                code = await process.wait()
         except TimeoutError:
             return False, f"{' '.join(words)} took longer than {timeout_s:g} s"
         finally:

@@ -86,7 +86,8 @@ async def http_get(wanted: Json, container: Json, address: str, timeout_s: float
 async def _connect(wanted: Json, container: Json, address: str, timeout_s: float) -> tuple[bool, str]:
     host, port = wanted.get("host") or address, port_of(wanted["port"], container)
     try:
-        _, writer = await asyncio.wait_for(asyncio.open_connection(host, port), timeout_s)
+        async with asyncio.timeout(timeout_s):
+            _, writer = await asyncio.open_connection(host, port)
     except (OSError, TimeoutError) as error:
         return False, f"connecting to {host}:{port}: {error or 'no answer in time'}"
     writer.close()

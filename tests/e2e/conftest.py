@@ -72,11 +72,11 @@ def live(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture
 def serve(vllm_python: Path, tiny_model: Path) -> Iterator[Callable[..., Server]]:
-    """Starts a server of the test's own, which is ended with the test: ``serve("--shutdown-timeout", "30", max_running=4)``."""
+    """Starts a paced server of the test's own, which is ended with the test: ``serve("--shutdown-timeout", "30", max_running=4)``."""
     servers: list[Server] = []
 
     def start(*more: str, **fields: object) -> Server:
-        server = Server(vllm_python, tiny_model, more=more, **fields)  # type: ignore[arg-type]
+        server = Server(vllm_python, tiny_model, more=more, env=device.environment(PACE_S), **fields)  # type: ignore[arg-type]
         servers.append(server)
         server.start()
         return server

@@ -11,16 +11,18 @@ from enum import Enum
 import aiohttp
 import pytest
 
+from dev.vllm import device
 from dev.vllm.server import Server
 from tests.e2e.client import Answer, Client, Stream, client, until
+from tests.e2e.conftest import PACE_S
 from tests.e2e.pages import value
 from tests.e2e.subjects import DoubleMortal, LiveMortal, Mortal
 from tests.unit.vllm_double import double
 
 SEATS = 4
 WAITING = 2
-LONG = 1500
-"""Tokens of a request that is under way when the end comes: seconds on an idle machine, for a handful of questions on a busy one."""
+LONG = 750
+"""Tokens of a request that is under way when the end comes: 15 s of a paced server, for a handful of questions."""
 
 TIMEOUT_S = 120.0
 """--shutdown-timeout, where one is given: more than any request here takes on a busy machine."""
@@ -54,7 +56,7 @@ def started(request: pytest.FixtureRequest) -> Iterator[Started]:
         servers = {}
         for ends in Ends:
             more = (*OPTIONS, "--shutdown-timeout", f"{TIMEOUT_S:.0f}") if ends is Ends.WITH_TIME else OPTIONS
-            servers[ends] = Server(python, model, more=more, max_running=SEATS)
+            servers[ends] = Server(python, model, more=more, max_running=SEATS, env=device.environment(PACE_S))
             stack.callback(servers[ends].close)
             servers[ends].start()
         yield Started(servers)
@@ -69,7 +71,7 @@ def mortal(request: pytest.FixtureRequest) -> Iterator[Callable[[Ends], Mortal]]
             if request.param == "live":
                 started: Started = request.getfixturevalue("started")
                 return started.get(ends)
-            found = stack.enter_context(double(seats=SEATS, tracks_load=True, token_s=0.002))
+            found = stack.enter_context(double(seats=SEATS, tracks_load=True, token_s=0.004))
             return DoubleMortal(found, TIMEOUT_S if ends is Ends.WITH_TIME else 0.0)
 
         yield get

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -282,6 +283,24 @@ def test_a_failure_that_nobody_waits_for_is_heard_of(
     job.rollout.numbers()
     with pytest.raises(RuntimeError, match="the rollout failed"):
         job.rollout.check()
+
+
+@pytest.mark.parametrize("turns", range(5))
+def test_it_ends_though_a_sample_is_finished_at_that_moment(job: Job, turns: int) -> None:
+    """``turns`` of the loop between what wakes the admission and the end."""
+    rollout = job.rollout
+
+    async def end() -> None:
+        admitting = next(iter(rollout._tasks))
+        await asyncio.sleep(0.1)
+        rollout._changed.set()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        admitting.cancel()
+        await asyncio.wait([admitting], timeout=20)
+        assert admitting.cancelled()
+
+    rollout._run(end())
 
 
 def test_the_only_one_whose_queue_is_full_is_asked_again(job: Job, sampler: Double) -> None:

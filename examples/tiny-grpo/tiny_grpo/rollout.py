@@ -223,8 +223,10 @@ class Rollout:
                 length = self._lengths.draw(self._admission.version, rng)
                 self._spawn(self._group(room, size, problem(self._kind, length, rng)))
             self._changed.clear()
+            # Not wait_for: before Python 3.12 it forgets that it was cancelled where the event came at the same moment, and goes on for ever.
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), PAUSE_S)
+                async with asyncio.timeout(PAUSE_S):
+                    await self._changed.wait()
 
     async def _group(self, room: Room, size: int, wanted: Problem) -> None:
         with room:

@@ -91,7 +91,8 @@ def move(
             typer.echo(f"rljob/{wanted}: asked ({request.id}); rljob status {wanted} -w follows it")
             return
         try:
-            await asyncio.wait_for(_watch(cluster, where, wanted, request), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await _watch(cluster, where, wanted, request)
         except TimeoutError:
             fail(f"rljob/{wanted}: not done within {timeout}; it goes on: rljob status {wanted} -w", NOT_DONE)
 
