@@ -15,6 +15,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from rljob_planner._simulation_json import Part
 from rljob_planner.errors import PlanningError
+from rljob_planner.measured_costs import LEAST_S
 
 if TYPE_CHECKING:
     from rljob_planner.fit import Fit, FittedRow
@@ -25,9 +26,6 @@ MAP_KEY = "calibration.yaml"
 
 MOST_ERROR = 10.0
 """Relative error from which it does not matter how large it is."""
-
-LEAST_S = 1e-9
-"""Seconds below which nothing was measured."""
 
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 """A number, and no text or truth value that could be read as one."""
@@ -79,8 +77,8 @@ class DecodeSecondsJson(Part):
 
     @model_validator(mode="after")
     def _takes_time(self) -> DecodeSecondsJson:
-        if not self.step_seconds + self.sample_seconds >= LEAST_S:
-            raise ValueError("an iteration takes time: write stepSeconds or sampleSeconds above 0")
+        if not self.step_seconds + self.sample_seconds + self.experts_seconds >= LEAST_S:
+            raise ValueError("an iteration takes time: write stepSeconds, sampleSeconds or expertsSeconds above 0")
         return self
 
 

@@ -25,7 +25,7 @@ from rljob_planner.errors import PlanningError
 from rljob_planner.evidence import Evidence, absorbed, first
 from rljob_planner.hardware import DecodeEfficiency
 from rljob_planner.job import Job
-from rljob_planner.measured_costs import DecodeSeconds, TrainSeconds
+from rljob_planner.measured_costs import LEAST_S, DecodeSeconds, TrainSeconds
 from rljob_planner.placement import Room
 from rljob_planner.split import Split
 from rljob_planner.training import training_efficiency
@@ -436,13 +436,19 @@ def judged(calibration: Calibration, job: Job, source: str) -> tuple[Calibration
     """The calibration as far as it is of this job, and the ``mismatches``.
 
     What was measured on something else does not tell how far off this plan is. Raises PlanningError ``InvalidCalibration`` for seconds of
-    another model: a line through them holds for nothing but what was measured.
+    another model: a line through them holds for nothing but what was measured. Likewise for seconds of experts alone where there are none.
     """
     on, unlike = calibration.measured_on, mismatches(calibration, job)
     if calibration.decode_seconds is not None and on is not None and not _is_of(on, job):
         raise PlanningError(
             "InvalidCalibration",
             f"{source}: {unlike[0]}. Without a data sheet nothing carries seconds over to another model",
+        )
+    seconds = calibration.decode_seconds
+    if seconds is not None and job.model.experts == 0 and seconds.step_s + seconds.sample_s < LEAST_S:
+        raise PlanningError(
+            "InvalidCalibration",
+            f"{source}: samplers.measured has expertsSeconds alone, and {job.model.name} has no experts: write stepSeconds or sampleSeconds",
         )
     return (replace(calibration, residual=None) if unlike else calibration), unlike
 

@@ -11,7 +11,7 @@ line holds for loads like those measured, and that is what its warnings say.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -86,8 +86,11 @@ def fit_seconds(rows: Sequence[MeasuredStep], model: ModelShape | None = None) -
     fitted_rows = tuple(
         FittedRow(row, None, step_seconds(found, row, model), _without(rows, row, columns, model)) for row in rows
     )
-    names = tuple(_NAMES[c] for c in columns if _values(found)[c] > 0.0)
-    return SecondsFit(found, names, fitted_rows, tuple(_warnings(fitted_rows, columns, model)), model)
+    costs = [c for c, value in enumerate(_values(found)) if value > 0.0]
+    # What came out at 0 was told from the others as well; experts at 0 are in them.
+    told = {*costs, *columns} - ({_EXPERTS} - set(costs))
+    names = tuple(_NAMES[c] for c in costs)
+    return SecondsFit(found, names, fitted_rows, tuple(_warnings(fitted_rows, told, model)), model)
 
 
 def step_seconds(seconds: DecodeSeconds, row: MeasuredStep, model: ModelShape | None = None) -> float:
@@ -111,11 +114,11 @@ def _visited(row: MeasuredStep, model: ModelShape) -> float:
     return float((1.0 - prefills) * alone + prefills * beside)
 
 
-def _columns(rows: Sequence[MeasuredStep], model: ModelShape | None) -> list[int]:
+def _columns(rows: Sequence[MeasuredStep], model: ModelShape | None, without: Collection[int] = ()) -> list[int]:
     """The costs that these rows can tell apart: each varies in a way of its own, and not as those before it do."""
     terms = np.stack([_terms(r, model) / r.measured_s for r in rows])
     columns: list[int] = []
-    for column in _ORDER:
+    for column in (c for c in _ORDER if c not in without):
         size = float(np.linalg.norm(terms[:, column]))
         if len(columns) >= len(rows) or size == 0.0:
             continue
@@ -129,14 +132,16 @@ def _columns(rows: Sequence[MeasuredStep], model: ModelShape | None) -> list[int
 
 
 def _line(rows: Sequence[MeasuredStep], columns: Sequence[int], model: ModelShape | None) -> DecodeSeconds:
+    """Least squares of relative errors, no cost below 0. One that would be is left out, and those that it kept out may come in."""
     terms = np.stack([_terms(r, model) / r.measured_s for r in rows])
-    left = list(columns)
+    left, gone = list(columns), set[int]()
     while True:
         found = np.linalg.lstsq(terms[:, left], np.ones(len(rows)), rcond=None)[0]
         worst = int(np.argmin(found))
         if found[worst] >= 0.0 or len(left) == 1:
             break
-        del left[worst]
+        gone.add(left[worst])
+        left = _columns(rows, model, gone)
     values = np.zeros(len(_NAMES))
     values[left] = np.maximum(found, 0.0)
     return DecodeSeconds(*(float(v) for v in values))
@@ -152,7 +157,7 @@ def _without(
     return step_seconds(_line(others, columns, model), row, model)
 
 
-def _warnings(rows: Sequence[FittedRow], columns: Sequence[int], model: ModelShape | None) -> list[str]:
+def _warnings(rows: Sequence[FittedRow], columns: Collection[int], model: ModelShape | None) -> list[str]:
     """What somebody should know who plans with the result."""
     found = []
     served = [r for r in rows if r.row.kind is RowKind.SERVED]

@@ -10,6 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+LEAST_S = 1e-9
+"""Seconds below which nothing was measured."""
+
 
 @dataclass(frozen=True)
 class DecodeSeconds:

@@ -142,6 +142,22 @@ def test_experts_count_in_the_engine_and_in_the_file_as_in_the_fit() -> None:
     assert read.decode_seconds == found.seconds
 
 
+@pytest.mark.parametrize("loads", [(16, 64), (8, 32), (16, 32, 64), (4, 16)])
+@pytest.mark.parametrize("grows", [1.05, 1.2])
+def test_a_mixture_measured_at_middling_loads_alone_has_a_calibration(loads: tuple[int, ...], grows: float) -> None:
+    """Steps that grow by more than the experts that they visit: nothing is left there for the iteration alone."""
+    shape = model("Qwen/Qwen3-30B-A3B")
+    share = [float(visited_share(shape, float(n))) for n in loads]
+    steps = [0.02 * (s / share[0]) ** grows for s in share]
+    rows = [MeasuredStep("x", RowKind.SERVED, n, 0, 1, 1000, 0.0, s) for n, s in zip(loads, steps, strict=True)]
+    found = fit_seconds(rows, shape)
+    assert found.seconds.step_s == 0.0
+    assert found.seconds.experts_s > 0.0
+    assert max(abs(found.step_s(r) / r.measured_s - 1.0) for r in rows) < 0.05
+    on = MeasuredOnJson(model=shape.name, tensor_parallel=1, weights="bf16", kv_cache="bf16")
+    assert calibration_in(calibration_of_seconds(found, on).to_json(), "x").decode_seconds == found.seconds
+
+
 def test_experts_that_rows_cannot_tell_are_said() -> None:
     shape = model("Qwen/Qwen3-30B-A3B")
     found = fit_seconds([row(256), row(512)], shape)
@@ -322,6 +338,13 @@ def test_seconds_of_another_model_are_refused(on: MeasuredOn, why: str) -> None:
         judged(calibration(measured_on=on, residual=0.03), JOB, "speeds.yaml")
     assert why in str(refused.value)
     assert str(refused.value).startswith("speeds.yaml: ")
+
+
+def test_seconds_of_experts_alone_are_refused_where_there_are_none() -> None:
+    experts = replace(calibration(measured_on=None), decode_seconds=DecodeSeconds(0.0, 0.0, 0.0, 0.0, experts_s=0.03))
+    with pytest.raises(PlanningError, match="Qwen/Qwen3-8B has no experts") as refused:
+        judged(experts, JOB, "speeds.yaml")
+    assert refused.value.reason == "InvalidCalibration"
 
 
 @pytest.mark.parametrize(
