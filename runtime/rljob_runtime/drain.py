@@ -98,7 +98,9 @@ class Vigil:
             return Outcome.GONE
         if look.state is State.DEAD and for_s >= wait.gone_s:
             return Outcome.DEAD
-        if look.state is State.BUSY and at_s - self._moved_s >= wait.stuck_s / (4.0 if look.load == 0.0 else 1.0):
+        # A sampler that was idle before has not been stuck for that long.
+        still_s = min(for_s, at_s - self._moved_s)
+        if look.state is State.BUSY and still_s >= wait.stuck_s / (4.0 if look.load == 0.0 else 1.0):
             return Outcome.STUCK
         return Outcome.DEADLINE if at_s >= wait.deadline_s else None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -102,6 +103,14 @@ def test_a_request_that_is_counted_for_ever_is_not_waited_for() -> None:
     assert end({**at_work, 5.0: counted(0.0, 1.0, 5.0)}) == (15.0, Outcome.DRAINED), (
         "the job is to learn of it all the same"
     )
+
+
+@pytest.mark.parametrize("late", [counted(0.0, 32.0, 5.0), Look(State.BUSY, 0.0, 32.0, math.nan, 5.0)])
+def test_a_burst_after_a_long_rest_is_not_stuck_before_it_has_begun(late: Look) -> None:
+    """Its counters move with the first iteration, which may be after the first look at it."""
+    patient = replace(PATIENCE, lag_s=90.0)
+    looks = {0.0: counted(0.0, 0.0, 5.0), 70.0: late, 72.0: counted(32.0, 32.0, 6.0), 80.0: counted(0.0, 0.0, 7.0)}
+    assert end(looks, patience=patient) == (90.0, Outcome.DRAINED)
 
 
 def test_more_requests_than_were_counted_too_much_are_requests() -> None:
