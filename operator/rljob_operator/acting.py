@@ -178,8 +178,9 @@ class Acting:
         waiting = [pod for pod in ready if gate.name_of(pod) not in known]
         if len(waiting) in (0, len(ready)):
             return bool(waiting)
-        since = [epoch_s(at) for pod in waiting if (at := gate.ready_at(pod)) is not None]
-        left_s = min(since, default=this.now_s) + JOIN_S - this.now_s
+        # A kubelet need not say since when.
+        since = min(epoch_s(gate.ready_at(pod) or pod["metadata"]["creationTimestamp"]) for pod in waiting)
+        left_s = since + JOIN_S - this.now_s
         if left_s > 0.0:
             this.soon(left_s)
         return left_s <= 0.0

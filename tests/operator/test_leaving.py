@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from rljob_operator import gate
 from rljob_operator.acting import JOIN_S
 from rljob_operator.actions import LAYOUT_ANNOTATION
 from rljob_operator.gate import is_ready, is_terminating
@@ -110,6 +111,18 @@ def test_replacements_that_are_ready_wait_for_others_and_not_for_ever() -> None:
         assert s.cluster.clock.now_s - began >= JOIN_S - AT_ONCE_S, "no new layout for each that starts"
         assert len(endpoints(s)) == 7
         s.until(lambda: len(endpoints(s)) == 8, within_s=3600.0)
+        s.judged()
+
+
+def test_a_pod_that_does_not_say_since_when_it_is_ready_joins_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate, "ready_at", lambda pod: None)
+    with scene() as s:
+        slow_to_start(s, 1)
+        for victim in sorted(s.names("sampler"))[:2]:
+            s.delete(victim)
+        s.until(lambda: len(endpoints(s)) == 6)
+        one = s.until(lambda: serving(s) - endpoints(s))
+        s.until(lambda: one <= endpoints(s), within_s=JOIN_S + AT_ONCE_S)
         s.judged()
 
 
