@@ -16,8 +16,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
-LIMIT_S = 1500
-"""Several times what it takes on two idle cores."""
+LIMIT_S = 1200
+"""What is promised for two cores; some 13 minutes are usual there."""
 
 
 @pytest.mark.cluster

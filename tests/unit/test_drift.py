@@ -329,8 +329,9 @@ def test_a_stationary_trace_allows_no_move_from_the_best_split_and_two_early_one
 
     assert missed(True) == []
     assert missed(True, moves=1, late=3) == ["no move, since the first split is the best"]
-    assert missed(False, moves=2, late=30) == []
-    assert missed(False, moves=3, late=80) == ["at most two moves", "no move after step 50"]
+    assert missed(False, moves=2, late=49) == []
+    assert missed(False, moves=2, late=50) == ["no move from step 50 on"]
+    assert missed(False, moves=3, late=80) == ["at most two moves", "no move from step 50 on"]
 
 
 def test_the_output_has_the_promised_keys() -> None:

@@ -23,7 +23,7 @@ from dev.bench.histories.rest import unrest
 from dev.bench.histories.shape import Shape
 from dev.bench.histories.world import ACTS, World
 
-HISTORIES = 150
+HISTORIES = 300
 SHORT = 10
 """Steps of a history in this suite, about; the command line draws longer ones."""
 
