@@ -1,8 +1,9 @@
 """``python -m dev.bench.drain``: a hundred busy samplers are taken away, and every sample is accounted for.
 
 The first part takes samplers of a real job (``dev.e2e``) by evictions and deletions while they are busy. With time to finish nothing may be
-lost or cut. The second part leaves them too little: then samples are cut, and each has to be counted, by the trainer that asked for it
-as by the logs of the servers that never answered.
+lost or cut. The second part leaves them too little: then samples are cut, and each that a server's log shows as taken and never answered
+has to be counted as cut by the trainer, server by server. The trainer may count more: of a sample that was sent to a server as that was
+killed, nobody can tell whether it was begun.
 
 A sampler takes half a minute to start, so a hundred take the better part of an hour on two cores.
 """
@@ -60,6 +61,9 @@ def drained(node: str, output: Path, removals: int, *, grace_s: int | None, limi
         "samplesLost": found.account.lost,
         "samplesCut": found.cut_in_removals,
         "samplesUnanswered": found.unanswered_in_removals,
+        "samplesUncounted": found.compared_in_removals.uncounted,
+        "samplesCutNotedByNone": found.compared_in_removals.noted_by_none,
+        "samplesCutInLog": found.cut_by_log_in_removals,
         "samplesUnaccounted": found.account.unaccounted,
         "drainSeconds": {"least": took[0], "median": took[len(took) // 2], "most": took[-1]} if took else None,
         "account": asdict(found.account),
@@ -83,13 +87,17 @@ def failures(fits: dict[str, Any], cuts: dict[str, Any] | None) -> list[str]:
         return said
     if not cuts["samplesCut"]:
         said.append("with too little time nothing was cut: so the count proves nothing")
-    if cuts["samplesCut"] != cuts["samplesUnanswered"]:
+    if cuts["samplesCut"] != cuts["samplesCutInLog"]:
         said.append(
-            f"with too little time the trainer counted {cuts['samplesCut']} cut samples, and the servers' logs {cuts['samplesUnanswered']}"
+            f"with too little time the trainer counted {cuts['samplesCut']} cut samples, and its log names {cuts['samplesCutInLog']}"
         )
     said += [
         f"with too little time: {cuts[key]} samples {words}"
-        for key, words in (("samplesLost", "were lost"), ("samplesUnaccounted", "are missing from the account"))
+        for key, words in (
+            ("samplesLost", "were lost"),
+            ("samplesUncounted", "were taken and never answered, and not counted as cut"),
+            ("samplesUnaccounted", "are missing from the account"),
+        )
         if cuts[key]
     ]
     return said

@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 
 _TAKEN = re.compile(r"Received request")
+_CUT = re.compile(r"WARNING tiny_grpo\.rollout: (tiny-samplers-[a-z0-9-]+)(?![a-z0-9-]|: the update to version)")
 _ANSWERED = re.compile(r'"POST /inference/v1/generate HTTP/1\.1" (\d+)')
 
 
@@ -67,3 +70,24 @@ class ServerLog:
         """Requests that it took and has not answered."""
         # It answers some without taking them, those that it refuses at the door.
         return max(0, self.taken - self.answered)
+
+
+def cut_by_sampler(text: str) -> Counter[str]:
+    """Samples that the trainer counted as cut, by the pod that cut them, from the trainer's log: it warns of each."""
+    return Counter(_CUT.findall(text))
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The two tellings side by side, over the servers that were taken away."""
+
+    uncounted: int
+    """Taken and never answered, and not counted as cut by the trainer: 0 in an account that is right."""
+    noted_by_none: int
+    """Counted as cut though no server's log lacks an answer to them: sent to one that was killed before it noted them, or broken off by it."""
+
+    @classmethod
+    def of(cls, counted: Mapping[str, int], logs: Mapping[str, ServerLog]) -> Compared:
+        """Pod by pod, so that what is counted too much of one hides nothing of another."""
+        over = [counted.get(pod, 0) - log.unanswered for pod, log in logs.items()]
+        return cls(sum(max(0, -n) for n in over), sum(max(0, n) for n in over))

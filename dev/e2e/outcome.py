@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from dev.demo.history import Move
-from dev.e2e.account import Account
+from dev.e2e.account import Account, Compared
 from dev.e2e.removals import Removal
 
 Json = Mapping[str, Any]
@@ -43,6 +43,10 @@ class Findings:
     """By the trainer's account, from the first removal to the last."""
     unanswered_in_removals: int = 0
     """By the logs of the servers that were removed."""
+    compared_in_removals: Compared = field(default_factory=lambda: Compared(0, 0))
+    """Both, server by server."""
+    cut_by_log_in_removals: int = 0
+    """Samples that the trainer's log names as cut by one of these servers."""
     trainer_restarts: int = 0
     """How often the process that keeps the account was started again."""
     lengths: tuple[float, float] | None = None

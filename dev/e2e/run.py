@@ -16,9 +16,9 @@ from dev.controlplane import ApiError, paths
 from dev.demo.history import JobHistory, label
 from dev.demo.ledger import PodLedger
 from dev.e2e import parts
-from dev.e2e.account import Account, ServerLog
+from dev.e2e.account import Account, Compared, ServerLog, cut_by_sampler
 from dev.e2e.calibration import Calibration
-from dev.e2e.job import Wishes, rljob
+from dev.e2e.job import NAME, Wishes, rljob
 from dev.e2e.nodes import Node
 from dev.e2e.outcome import Fault, Findings, grown
 from dev.e2e.parts import Parts
@@ -187,7 +187,11 @@ class Run:
         self._another_step()
         found, after = self.findings, self._account
         found.cut_in_removals = after.cut - before.cut
-        found.unanswered_in_removals = sum(self._server_log(r.name).unanswered for r in removals.done)
+        logs = {r.name: self._server_log(r.name) for r in removals.done}
+        found.unanswered_in_removals = sum(log.unanswered for log in logs.values())
+        counted = cut_by_sampler(self._node.log(TEAM, f"{NAME}-trainers-0", "trainer"))
+        found.cut_by_log_in_removals = sum(counted[pod] for pod in logs)
+        found.compared_in_removals = Compared.of(counted, logs)
         took = sorted(r.took_s for r in removals.done if r.took_s is not None)
         self._say(
             f"{len(removals.done)} samplers were removed with {sum(r.running for r in removals.done)} samples running: "

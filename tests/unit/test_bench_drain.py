@@ -10,11 +10,17 @@ from dev.bench.drain import failures
 
 
 def part(**fields: int) -> dict[str, Any]:
-    return {"samplesLost": 0, "samplesCut": 0, "samplesUnanswered": 0, "samplesUnaccounted": 0, **fields}
+    zero = dict.fromkeys(
+        ("samplesLost", "samplesCut", "samplesUnanswered", "samplesUncounted", "samplesUnaccounted"), 0
+    )
+    return {**zero, "samplesCutInLog": fields.get("samplesCut", 0), **fields}
 
 
 def test_all_well() -> None:
     assert failures(part(), part(samplesCut=7, samplesUnanswered=7)) == []
+    assert failures(part(), part(samplesCut=9, samplesUnanswered=7)) == [], (
+        "two were sent to servers that did not note them"
+    )
     assert failures(part(), None) == []
 
 
@@ -26,7 +32,8 @@ def test_all_well() -> None:
         (part(samplesUnanswered=3), None, "3 samples were taken by a server and never answered"),
         (part(samplesUnaccounted=-4), None, "-4 samples are missing from the account"),
         (part(), part(), "nothing was cut: so the count proves nothing"),
-        (part(), part(samplesCut=5, samplesUnanswered=6), "counted 5 cut samples, and the servers' logs 6"),
+        (part(), part(samplesCut=5, samplesUncounted=1), "1 samples were taken and never answered, and not counted"),
+        (part(), part(samplesCut=5, samplesCutInLog=4), "counted 5 cut samples, and its log names 4"),
         (part(), part(samplesCut=5, samplesUnanswered=5, samplesLost=1), "with too little time: 1 samples were lost"),
     ],
 )

@@ -13,7 +13,7 @@ import yaml
 
 from dev.demo.history import Move
 from dev.e2e import parts
-from dev.e2e.account import Account, ServerLog
+from dev.e2e.account import Account, Compared, ServerLog, cut_by_sampler
 from dev.e2e.job import Wishes, rljob
 from dev.e2e.outcome import Fault, Findings, broken_promises, result
 from dev.e2e.parts import Parts
@@ -113,6 +113,20 @@ def test_a_servers_log_tells_what_it_took_and_never_answered() -> None:
 """
     found = ServerLog.of(text)
     assert (found.taken, found.answered, found.unanswered) == (3, 2, 1)
+
+
+def test_what_the_trainer_counts_is_held_against_each_servers_log() -> None:
+    text = """
+2026-11-30 14:38:50,284 WARNING tiny_grpo.rollout: tiny-samplers-5857cb6888-mtfjv: ServerDisconnectedError: Server disconnected
+2026-11-30 14:38:50,285 WARNING tiny_grpo.rollout: tiny-samplers-5857cb6888-mtfjv: ServerDisconnectedError: Server disconnected
+2026-11-30 14:38:50,286 WARNING tiny_grpo.rollout: tiny-samplers-5857cb6888-mtfjv: the update to version 8 broke off: TimeoutError:
+2026-11-30 14:38:50,287 WARNING tiny_grpo.rollout: tiny-samplers-5857cb6888-mt was given up
+2026-11-30 14:38:50,288 INFO tiny_grpo.rollout: tiny-samplers-5857cb6888-mtfjv: Cannot connect to host 127.89.0.9:8000
+"""
+    counted = cut_by_sampler(text)
+    assert counted == {"tiny-samplers-5857cb6888-mtfjv": 2, "tiny-samplers-5857cb6888-mt": 1}
+    logs = {"tiny-samplers-5857cb6888-mtfjv": ServerLog(5, 4), "tiny-samplers-5857cb6888-mt": ServerLog(4, 1)}
+    assert Compared.of(counted, logs) == Compared(uncounted=2, noted_by_none=1)
 
 
 def test_prometheus_scrapes_as_the_documentation_says(tmp_path: Path) -> None:

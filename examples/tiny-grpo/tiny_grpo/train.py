@@ -288,7 +288,7 @@ def main(arguments: list[str] | None = None) -> None:
     """The command line."""
     options = parser().parse_args(arguments)
     options.model = options.model or options.shared / "model"
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s", stream=sys.stdout)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stdout)
     torch.set_num_threads(1)
     seed_everything(options.seed)
     stop = threading.Event()
