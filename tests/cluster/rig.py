@@ -19,6 +19,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -169,6 +170,8 @@ class Recorder:
         self._stop = threading.Event()
         self.peak = 0
         """GPUs of pods bound or ungated and not yet gone, at the worst moment."""
+        self.peaks: Counter[str] = Counter()
+        """The same of each job, by its name."""
         self.history: list[tuple[float, int]] = []
         self._thread = threading.Thread(target=self._follow, daemon=True)
         self._thread.start()
@@ -202,7 +205,12 @@ class Recorder:
         self._note()
 
     def _note(self) -> None:
-        held = sum(_gpus(p) for p in self._pods.values() if _held(p))
+        of_job: Counter[str] = Counter()
+        for pod in self._pods.values():
+            if _held(pod):
+                of_job[pod["metadata"].get("labels", {}).get("rljob.dev/name", "")] += _gpus(pod)
+        self.peaks |= of_job
+        held = of_job.total()
         self.peak = max(self.peak, held)
         self.history.append((time.time(), held))
 

@@ -76,6 +76,7 @@ def test_a_lowered_budget_is_kept_also_by_a_job_without_metrics(rig: Rig) -> Non
     quick: Json = {"drainTimeout": "1s"}
     rig.apply(job(rig.namespace, sampler=quick))
     rig.wait_condition("job", "Ready", "True")
+    before = {p["metadata"]["uid"] for p in rig.objects("pods")}
     rig.apply(job(rig.namespace, sampler=quick, gpus=8))
 
     def kept() -> bool:
@@ -85,4 +86,11 @@ def test_a_lowered_budget_is_kept_also_by_a_job_without_metrics(rig: Rig) -> Non
     eventually(kept, "the move into the budget is committed")
     split = rig.status("job")["split"]
     assert split["samplers"]["replicas"] + 4 * split["trainers"]["replicas"] <= 8
+    after = {p["metadata"]["uid"] for p in rig.objects("pods")}
+    assert len(after) == split["samplers"]["replicas"] + split["trainers"]["replicas"]
+    assert after < before, "some were taken, and none came"
+    rig.wait_condition("job", "Ready", "True")
+    rig.wait_condition("job", "Rebalancing", "False")
+    assert {"SpecChanged", "MoveCommitted"} <= {d["code"] for d in rig.status("job")["decisions"]}
+    assert {"MoveStarted", "MoveDrain", "MoveShrink", "MoveVerify"} <= {e["reason"] for e in rig.events("job")}
     assert rig.recorder.history[-1][1] <= 8

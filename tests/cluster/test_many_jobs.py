@@ -45,6 +45,10 @@ def gpus_of(pods: dict[str, Json]) -> int:
     return sum(int(p["spec"]["containers"][0]["resources"]["requests"][GPU]) for p in pods.values())
 
 
+def codes(rig: Rig, name: str) -> list[str]:
+    return [d["code"] for d in rig.status(name).get("decisions", ())]
+
+
 def reasons(rig: Rig, name: str) -> set[str]:
     return {e["reason"] for e in rig.events(name)}
 
@@ -58,7 +62,7 @@ def test_two_jobs_applied_together_are_both_placed_if_both_fit(rig: Rig, gpu_nod
         rig.wait_condition(name, "Scheduled", "True")
         assert gpus_of(pods_of(rig, name)) == 8
         assert "MoveStarted" not in reasons(rig, name)
-        assert [d["code"] for d in rig.status(name)["decisions"]] == ["InitialPlan"]
+        assert codes(rig, name) == ["InitialPlan"]
     assert rig.recorder.peak == 16
 
 
@@ -90,6 +94,10 @@ def test_the_higher_priority_plans_first_nobody_is_evicted_and_freed_gpus_are_pi
     rig.plane.kubectl("delete", "rljob", "urgent", "-n", rig.namespace, "--wait=false")
     rig.wait_phase("low", "Running")
     assert gpus_of(pods_of(rig, "low")) == 8
+    for name in ("low", "urgent"):
+        assert {"DoesNotFit", "InitialPlan"} <= reasons(rig, name)
+    assert codes(rig, "low") == ["InitialPlan"]
+    rig.wait_condition("low", "Planned", "True")
     assert rig.recorder.peak <= 8
 
 
@@ -115,6 +123,8 @@ def test_minima_are_kept_for_the_job_that_waits_first_and_no_job_moves_for_anoth
     assert first.isdisjoint(pods_of(rig, "wide"))
     for name in ("wide", "narrow"):
         assert "MoveStarted" not in reasons(rig, name)
+        assert codes(rig, name)[0] == "InitialPlan"
+        assert not {"Move", "MoveCommitted", "SpecChanged"} & set(codes(rig, name))
     assert rig.recorder.peak <= 16
 
 
@@ -142,3 +152,9 @@ def test_a_quota_lowered_below_what_is_in_use_is_followed_by_the_last_job(rig: R
     assert "MoveStarted" in reasons(rig, "two")
     started = next(e for e in rig.events("two") if e["reason"] == "MoveStarted")
     assert "ResourceQuota team leaves 5" in started["message"]
+    rig.wait_condition("two", "Ready", "True")
+    rig.wait_condition("two", "Rebalancing", "False")
+    assert rig.condition("one", "Ready")["status"] == "True"  # type: ignore[index]
+    assert {"SpecChanged", "MoveCommitted"} <= set(codes(rig, "two"))
+    assert codes(rig, "one")[0] == "InitialPlan"
+    assert "MoveCommitted" not in codes(rig, "one")

@@ -113,12 +113,17 @@ def test_pods_that_are_lost_in_each_phase_are_replaced_and_the_move_ends(rig: Ri
     assert found["moves"]["lostSamples"] == 0, "what ran there is unknown, and counted as nothing"
     assert rig.recorder.peak <= 16
     assert rig.recorder.history[-1][1] <= 8
+    kept = staying(rig, "sampler")
     edit(rig, gpus=16)
     wait_move(rig, "Grow")
-    new = until(rig, lambda: staying(rig, "sampler") - staying(rig, "none"), "samplers")
-    delete(rig, sorted(new)[-1])
+    lost = sorted(until(rig, lambda: staying(rig, "sampler") - kept, "new samplers"))[-1]
+    delete(rig, lost)
     settled(rig, 12, 1)
+    assert kept <= staying(rig, "sampler")
+    assert lost not in staying(rig, "sampler")
     assert "BudgetRaised" in codes(rig)
+    assert codes(rig).count("MoveCommitted") == 2
+    assert condition(rig, "Rebalancing")["status"] == "False"
     assert rig.recorder.peak <= 16
 
 
@@ -188,6 +193,7 @@ def test_a_job_is_suspended_and_then_deleted_in_mid_move(rig: Rig) -> None:
     until(rig, lambda: not pods(rig) and read(rig, path) is None, "nothing is left")
     deployment = f"/apis/apps/v1/namespaces/{rig.namespace}/deployments/job-samplers"
     until(rig, lambda: read(rig, deployment) is None, "no child is left")
+    assert len(said(rig, "MoveStarted")()) >= 2, "what was under way is still told when all is gone"
     assert rig.operator is not None
     assert "Traceback" not in rig.operator.log()
     assert rig.recorder.peak <= 16

@@ -222,3 +222,7 @@ def test_an_edited_child_is_reported_and_restored(rig: Rig, gpu_nodes: GpuNodes)
     child = rig.get("deployment", "job-samplers")
     assert child is not None
     assert child["spec"]["replicas"] == status["split"]["samplers"]["replicas"]
+    samplers = rig.objects("pods", "rljob.dev/name=job,rljob.dev/role=sampler")
+    assert len(samplers) == status["split"]["samplers"]["replicas"]
+    assert next(d["code"] for d in rig.status("job")["decisions"]) == "InitialPlan"
+    assert rig.status("job")["split"] == status["split"]
