@@ -29,6 +29,7 @@ from rljob_operator.view import View
 from rljob_planner.api import GROUP, KIND, VERSION
 from rljob_planner.api.pools import SamplerPool
 from rljob_planner.api.spec import RLJob
+from rljob_planner.api.status import MovePhase
 from rljob_planner.split import Split
 
 logger = logging.getLogger(__name__)
@@ -41,6 +42,9 @@ VICTIM_COST = "-1000"
 
 DRAINED_COST = "-2000"
 """Of a victim that goes at once, while others still drain."""
+
+WAY = frozenset({"MoveStarted", *(f"Move{phase.value}" for phase in MovePhase)})
+"""Events of a move's way: each has an occasion of its own, though an earlier move may have told its in the same words."""
 
 
 @dataclass(frozen=True)
@@ -319,8 +323,8 @@ class Actions:
         return None
 
     async def say(self, meta: Json, kind: str, reason: str, message: str, *, now_s: float) -> None:
-        """Posts an event on the RLJob with the metadata ``meta``; the same words in a row are said once."""
-        if self._said.get(reason) == message:
+        """Posts an event on the RLJob with the metadata ``meta``; the same words in a row are said once, but those of a move's way each time."""
+        if reason not in WAY and self._said.get(reason) == message:
             return
         self._said[reason] = message
         logger.info("%s/%s: %s: %s", meta["namespace"], meta["name"], reason, message)

@@ -213,7 +213,8 @@ def advance(
     # The pods of the split before would wait in the same queue, behind those that wait there now.
     no_way_back = move.rolling_back or not may_roll_back or observation.only_queued
     if no_way_back and less is not None and keeps(less):
-        update: dict[str, object] = {"to_split": less}
+        deadline = timestamp(observation.now_s + deadlines.of(move.phase))
+        update: dict[str, object] = {"to_split": less, "deadline": deadline}
         if not move.rolling_back and less.same_shape(move.from_split):
             # Nothing was gained: an end as after a roll-back, so that the queue is not asked again at once.
             update |= {"rolling_back": True, "reason": f"{move.phase.value} missed its deadline: {wait.words}"}

@@ -6,7 +6,7 @@ import logging
 
 from pydantic import ValidationError
 
-from rljob_operator import at_risk, queueing, rivals, status, story, trouble
+from rljob_operator import at_risk, planning, queueing, rivals, status, story, trouble
 from rljob_operator.actions import Actions
 from rljob_operator.cluster import RLJOBS, Api, ClusterError, Json
 from rljob_operator.edges import Edges
@@ -103,12 +103,15 @@ class Reporting:
                 rivals=rivals.words(this.rivals, self._namespace) if this.rivals else "",
                 others=(*this.degradations, *self._side_broken(this)),
             )
-            split = this.now.split
-            if split is not None and not (
-                split.same_shape(this.before.split) and status.holds(this.before.conditions, ConditionType.PLANNED)
-            ):
+            split, known = this.now.split, status.holds(this.before.conditions, ConditionType.PLANNED)
+            if split is not None and not (split.same_shape(this.before.split) and known):
                 words = f"{split.label()} is in force and keeps to the spec; status.decisions says why it was chosen"
-                this.verdicts.setdefault(ConditionType.PLANNED, Verdict(True, "Planned", words))
+                broken = planning.violations(this.spec, split, this.quota)
+                if broken:
+                    words = f"{split.label()} is in force and does not keep to the spec yet: {'; '.join(broken)}"
+                # Where nothing could be planned, that holds until a move is under way.
+                if known or move is not None or not broken:
+                    this.verdicts.setdefault(ConditionType.PLANNED, Verdict(True, "Planned", words))
         elif any(c.type is ConditionType.DEGRADED for c in this.before.conditions):
             this.verdicts[ConditionType.DEGRADED] = Verdict(False, "AsExpected", "nothing needs a person")
         if this.now.split is not None:

@@ -26,6 +26,17 @@ def test_a_move_walks_through_its_phases_and_is_committed() -> None:
         assert s.ledger.most_held[s.uid] <= 16
 
 
+def test_a_second_move_is_told_phase_by_phase_though_its_words_are_those_of_the_first() -> None:
+    with scene() as s:
+        for wish, ends in (((12, 1), 1), ((8, 2), 1), ((12, 1), 2)):
+            s.wish = split(*wish)
+            s.settled(*wish)
+            for phase in PHASES[:-1]:
+                assert len(s.events(f"Move{phase}")) >= ends, (wish, phase)
+        assert len(s.events("MoveStarted")) == 3
+        assert len(s.events("MoveShrink")) == 3
+
+
 def test_pods_that_never_get_ready_turn_the_move_round_and_the_pause_doubles() -> None:
     with scene() as s:
         known = s.names()

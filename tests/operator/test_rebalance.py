@@ -256,6 +256,7 @@ def test_a_move_without_a_way_back_settles_for_the_pods_that_found_a_place() -> 
     assert step.move is not None
     assert step.move.to_split == split(13, 1)
     assert "Settled for" in step.note
+    assert rebalance.epoch_s(step.move.deadline) > late.now_s, "nothing is overdue that ends"
     assert rebalance.advance(step.move, late, DEADLINES, may_roll_back=False).move.phase is MovePhase.VERIFY  # type: ignore[union-attr]
     stuck = rebalance.advance(move, late, DEADLINES, may_roll_back=False).move
     assert stuck is not None

@@ -437,7 +437,9 @@ async def test_planned_speaks_of_the_split_in_force() -> None:
     }
     world.job["status"]["conditions"] = [{**planned, "lastTransitionTime": "2026-01-01T00:00:00Z"}]
     await world.reconciler().run_pass()
-    assert with_replicas(SPLIT, 8, 1).label() in world.condition("Planned")[2]
+    words = world.condition("Planned")[2]
+    assert words.startswith(f"{with_replicas(SPLIT, 8, 1).label()} is in force and does not keep to the spec yet")
+    assert "the budget is 16" in words
 
 
 async def test_a_victim_of_an_earlier_move_is_none_any_more() -> None:
