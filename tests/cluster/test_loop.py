@@ -37,6 +37,16 @@ def codes(rig: Rig) -> list[str]:
     return [d["code"] for d in rig.status("job").get("decisions", ())]
 
 
+def uids(rig: Rig) -> set[str]:
+    """The pods, by what no two of them ever share."""
+    return {p["metadata"]["uid"] for p in rig.objects("pods")}
+
+
+def events(rig: Rig, reason: str, words: str = "") -> list[str]:
+    """The messages of the job's events for a reason that hold ``words``."""
+    return [e["message"] for e in rig.events("job") if e["reason"] == reason and words in e["message"]]
+
+
 def replicas(split: Json) -> tuple[int, int]:
     return split["samplers"]["replicas"], split["trainers"]["replicas"]
 
@@ -119,7 +129,15 @@ def test_an_operator_killed_in_mid_move_ends_it_after_a_restart(rig: Rig, phase:
     assert status["moves"]["lastOutcome"] in ("Committed", "RolledBack")
     assert replicas(status["split"]) in (replicas(first), replicas(before["to"]))
     rig.wait_condition("job", "Ready", "True")
+    rig.wait_condition("job", "Rebalancing", "False")
     assert len(rig.objects("pods")) == sum(replicas(status["split"]))
+    committed = status["moves"]["lastOutcome"] == "Committed"
+    assert {"MoveByHand", "MoveCommitted" if committed else "MoveRolledBack"} <= set(codes(rig))
+    # Of a phase that was over when it was killed, the event may be lost with it; the one that ends the move comes from its successor.
+    eventually(
+        lambda: any(e["reason"] == "MoveVerify" or e["type"] == "Warning" for e in rig.events("job")),
+        "an event tells the end",
+    )
     assert rig.recorder.peak <= 16
 
 
@@ -127,10 +145,12 @@ def test_without_prometheus_nothing_is_resized_and_it_recovers_by_itself(rig: Ri
     begin(rig, drift=False)
     rig.wait_condition("job", "MetricsAvailable", "True")
     assert rig.prometheus is not None
-    before = rig.status("job")["split"]
+    before, pods = rig.status("job")["split"], uids(rig)
     rig.prometheus.stop()
     found = rig.wait_condition("job", "MetricsAvailable", "False")
-    assert rig.prometheus.url in found["message"]
+    url = rig.prometheus.url
+    assert url in found["message"]
+    eventually(lambda: events(rig, found["reason"], url), "an event says so")
     eventually(lambda: "MetricsUnknown" in codes(rig), "the decision says so")
     # As long as it is away nothing may move: at least ten decisions long.
     eventually(
@@ -142,6 +162,8 @@ def test_without_prometheus_nothing_is_resized_and_it_recovers_by_itself(rig: Ri
     status = rig.status("job")
     assert status["split"] == before
     assert status.get("rebalance") is None
+    assert uids(rig) == pods
+    assert not events(rig, "MoveStarted")
     rig.prometheus.start_again()
     rig.wait_condition("job", "MetricsAvailable", "True")
     eventually(lambda: codes(rig)[-1] not in ("MetricsUnknown", "Settling"), "decisions go on")
@@ -155,6 +177,7 @@ def test_a_trainer_that_never_acknowledges_makes_the_move_roll_back(rig: Rig) ->
     rig.start_emulator("job", emulation())
     first = rig.wait_phase("job", "Running")["split"]
     rig.wait_condition("job", "MetricsAvailable", "True")
+    pods = uids(rig)
     rig.set_faults(acknowledge_after_s=None)
     eventually(lambda: "MoveRolledBack" in codes(rig), f"a roll-back; decisions {codes(rig)}", timeout_s=300)
     status = rig.status("job")
@@ -162,6 +185,11 @@ def test_a_trainer_that_never_acknowledges_makes_the_move_roll_back(rig: Rig) ->
     assert status["moves"]["failures"] == 1
     assert status["moves"]["notBefore"] > status["moves"]["lastEndedAt"]
     rig.wait_condition("job", "Ready", "True")
+    rig.wait_condition("job", "Rebalancing", "False")
+    assert uids(rig) == pods, "what nobody acknowledged took no pod"
+    assert events(rig, "MoveAnnounce", "Announce missed its deadline")
+    # It is still wished, and waits.
+    eventually(lambda: "BackOff" in codes(rig), "the next decision waits for the back-off", timeout_s=120)
     assert rig.recorder.peak <= 16
 
 
@@ -183,12 +211,16 @@ def test_a_pod_stuck_in_terminating_holds_the_other_side_back(rig: Rig) -> None:
     assert len(samplers) == replicas(move["from"])[0], "the receiver has not grown"
     rig.plane.kubectl("annotate", "pod", victim, "-n", rig.namespace, "dev.rljob.dev/hang-terminating-")
     wait_moved(rig)
+    rig.wait_condition("job", "Rebalancing", "False")
+    assert {"MoveByHand", "MoveCommitted"} <= set(codes(rig))
+    assert {"MoveStarted", "MoveShrink", "MoveGrow"} <= {e["reason"] for e in rig.events("job")}
     assert rig.recorder.peak <= 16
 
 
 @pytest.mark.parametrize(("mode", "code"), [("Recommend", "RecommendOnly"), ("Initial", "InitialOnly")])
 def test_other_modes_say_what_auto_would_do_and_do_nothing(rig: Rig, mode: str, code: str) -> None:
     first = begin(rig, rebalance={"mode": mode})
+    pods = uids(rig)
 
     def wished_split() -> Json | None:
         # The same code also stands for a wished in-flight cap, which names no other split.
@@ -201,6 +233,11 @@ def test_other_modes_say_what_auto_would_do_and_do_nothing(rig: Rig, mode: str, 
     status = rig.status("job")
     assert status["split"] == first
     assert status.get("rebalance") is None
+    assert uids(rig) == pods
+    assert not events(rig, "MoveStarted")
+    assert rig.condition("job", "Ready")["status"] == "True"  # type: ignore[index]
+    assert rig.condition("job", "Rebalancing")["status"] == "False"  # type: ignore[index]
+    assert rig.recorder.peak <= 16
 
 
 def test_a_run_that_reaches_its_last_step_is_complete_and_frees_its_gpus(rig: Rig) -> None:

@@ -99,7 +99,11 @@ def test_trainers_restart_from_a_checkpoint_in_their_new_number(rig: Rig) -> Non
     assert {layout["trainers"]["replicas"] for layout in after} == {replicas(now["split"])[1]}
     assert not any(layout["checkpoint"] for layout in after)
     assert said(rig, "MoveAnnounce")()
+    assert said(rig, "MoveShrink")()
+    assert said(rig, "MoveGrow")()
     assert {"SpecChanged", "MoveCommitted"} <= set(codes(rig))
+    assert condition(rig, "Rebalancing")["status"] == "False"
+    until(rig, lambda: condition(rig, "Ready").get("status") == "True", "the new trainers are ready")
     until(
         rig,
         lambda: (status(rig).get("observed") or {}).get("policyVersion", -1) >= (version or 0),
@@ -130,4 +134,8 @@ def test_a_job_is_suspended_in_order_and_goes_on_from_its_checkpoint(rig: Rig) -
         timeout_s=150,
     )
     assert status(rig)["phase"] == "Running"
+    until(rig, said(rig, "Suspended"), "an event tells that it stopped")
+    assert not said(rig, "MoveStarted")(), "a pause is no move"
+    assert not {"Move", "SpecChanged", "MoveCommitted"} & set(codes(rig))
+    assert "InitialPlan" in codes(rig)
     assert rig.recorder.peak <= 16
