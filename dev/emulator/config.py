@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -32,6 +32,8 @@ class Faults:
     """Lag of the layout volume in seconds, instead of the configured one; a touched pod annotation does not shorten it."""
     environment_s: float | None = None
     """Seconds that each sample says it spent in its environment; None: it says nothing. It slows nothing down here."""
+    slow_samplers: Mapping[str, float] = field(default_factory=dict)
+    """Sampler pods that take longer for every token, by name: so many times as long as they would."""
 
 
 @dataclass(frozen=True)

@@ -70,6 +70,7 @@ class Emulation:
         self._volume.forced_lag_s = faults.layout_lag_s
         self.plant.trainer.acknowledge_after_s = faults.acknowledge_after_s
         self.plant.environment_s = faults.environment_s
+        self.plant.fleet.slowness = faults.slow_samplers
 
     @property
     def started(self) -> bool:

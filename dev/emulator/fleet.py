@@ -8,7 +8,7 @@ time beside a control plane on two cores, and in virtual time a thousand times f
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -143,6 +143,8 @@ class Fleet:
         self._order = 0
         self.lost_tokens = 0.0
         """Tokens that were generated on pods that went away before their samples finished."""
+        self.slowness: Mapping[str, float] = {}
+        """Pods, by name, whose iterations take so many times as long as those of the others."""
         # One entry for each running sample, oldest first.
         self._pod = np.zeros(0, dtype=np.int64)
         self._group = np.zeros(0, dtype=np.int64)
@@ -253,6 +255,8 @@ class Fleet:
         iteration = self._truth.decode.iteration_s(count, resident, gpus)
         if self._truth.decode.noise:
             iteration = iteration * noise(self._truth.decode.noise, self._seed, 7, tick, np.arange(len(gpus)))
+        if self.slowness:
+            iteration = iteration * np.array([self.slowness.get(pod.name, 1.0) for pod in self._pods])
         steps = free / iteration
         if self._preempt(waiting, count, resident, steps):
             count, resident = self._sums()

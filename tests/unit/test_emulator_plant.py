@@ -105,6 +105,20 @@ def test_a_rollout_bound_job_steps_at_the_samplers_pace() -> None:
     assert observed == pytest.approx(expected, rel=0.05)
 
 
+def test_a_slow_sampler_takes_so_many_times_as_long_and_the_others_do_not() -> None:
+    p = plant(tr=truth(train_s=0.01, sync_s=0.0), mean=300, cv=0.3, lay=layout(cap=64, stale=50))
+    p.fleet.slowness = {"s-0": 4.0}
+    p.advance(20)
+    slow, other = (pod.generation_tokens for pod in p.fleet.pods)
+    # Both always run 16 samples, at 100 iterations a second and at 25.
+    assert other / slow == pytest.approx(4.0, rel=0.05)
+    p.fleet.slowness = {}
+    p.advance(20)
+    assert p.fleet.pods[0].generation_tokens - slow == pytest.approx(
+        p.fleet.pods[1].generation_tokens - other, rel=0.05
+    )
+
+
 def test_a_weight_sync_stops_the_samplers() -> None:
     def tokens(sync_s: float) -> float:
         p = plant(tr=truth(train_s=1.0, sync_s=sync_s), mean=300, lay=layout(cap=32, stale=50))
