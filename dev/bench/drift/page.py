@@ -80,4 +80,5 @@ def _trace(trace: TraceJson) -> list[str]:
 
 
 def _said(aim: AimJson) -> str:
-    return f"{aim.aim} ({aim.value:.4g}, at most {aim.limit:g})"
+    # What is missed at its very limit had to be below it.
+    return f"{aim.aim} ({aim.value:.4g}, {'below' if aim.value == aim.limit else 'at most'} {aim.limit:g})"
