@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 import sys
 import tempfile
 import threading
@@ -174,6 +175,8 @@ def measure(jobs: int, clock: Clock, log: Path | None = None) -> Iterator[Json]:
     """The rows for up to ``jobs`` jobs, one after the other; nothing is left running."""
     nodes = NodeSpec(count=jobs, gpus_per_node=GPUS, product="NVIDIA-H100-80GB-HBM3", name_prefix="big")
     stop = threading.Event()
+    # As the image does: a process that compiles the simulator for itself keeps its compiler in memory.
+    subprocess.run([sys.executable, "-c", "from rljob_planner.simulate import warm_up; warm_up()"], check=True)
     with scale_plane(nodes, NAMESPACE) as plane:
         watcher = Watcher(plane, NAMESPACE, stop)
         metrics = SteadyMetrics(watcher.pods_of)
