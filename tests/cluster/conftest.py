@@ -17,6 +17,7 @@ import pytest
 
 from dev.controlplane import ApiError, ControlPlane, NodeSpec, ensure_built
 from dev.controlplane.given import GivenPlane
+from tests.cluster.rig import Rig, install, rig_of
 
 TEST_LABEL = "dev.rljob.dev/test"
 """Label of a test's nodes; its value is the test's namespace."""
@@ -96,6 +97,19 @@ def gpu_nodes(plane: ControlPlane, namespace: str) -> Iterator[GpuNodes]:
     _delete_namespace(plane, namespace)
     plane.api.request("DELETE", f"/api/v1/namespaces/{namespace}/pods", {"gracePeriodSeconds": 0})
     plane.remove_nodes(added)
+
+
+@pytest.fixture(scope="module")
+def account(plane: ControlPlane) -> Path:
+    """The kubeconfig of the operator that the chart installs, once for each file."""
+    return install(plane)
+
+
+@pytest.fixture
+def rig(plane: ControlPlane, namespace: str, account: Path, tmp_path: Path, gpu_nodes: GpuNodes) -> Iterator[Rig]:
+    """A job's world on two nodes of eight GPUs; a file whose jobs need others has a ``rig`` of its own."""
+    gpu_nodes(2, product="NVIDIA-H100-80GB-HBM3")
+    yield from rig_of(plane, namespace, account, tmp_path)
 
 
 def _delete_namespace(plane: ControlPlane, name: str) -> None:

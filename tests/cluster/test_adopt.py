@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from dev.controlplane import ControlPlane
-from tests.cluster.conftest import GpuNodes
 from tests.cluster.jobs import drifting_job, emulation
-from tests.cluster.rig import GPU, Rig, eventually, install, rig_of
+from tests.cluster.rig import GPU, Rig, eventually
 
 Json = dict[str, Any]
 
@@ -21,17 +17,6 @@ SAMPLERS, TRAINERS = 8, 2
 """Replicas of 1 and of 4 GPUs: as many as the budget of 16, and not the best split once responses are long."""
 
 pytestmark = pytest.mark.cluster
-
-
-@pytest.fixture(scope="module")
-def account(plane: ControlPlane) -> Path:
-    return install(plane)
-
-
-@pytest.fixture
-def rig(plane: ControlPlane, namespace: str, account: Path, tmp_path: Path, gpu_nodes: GpuNodes) -> Iterator[Rig]:
-    gpu_nodes(2, product="NVIDIA-H100-80GB-HBM3")
-    yield from rig_of(plane, namespace, account, tmp_path)
 
 
 def workload(rig: Rig, kind: str, name: str, role: str, replicas: int, gpus: int) -> Json:

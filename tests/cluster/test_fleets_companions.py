@@ -2,29 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-import pytest
-
-from dev.controlplane import ControlPlane
-from tests.cluster.conftest import TEST_LABEL, GpuNodes
+from tests.cluster.conftest import TEST_LABEL
 from tests.cluster.jobs import drifting_job, emulation
-from tests.cluster.rig import GPU, Rig, eventually, install, rig_of
+from tests.cluster.rig import GPU, Rig, eventually
 
 Json = dict[str, Any]
-
-
-@pytest.fixture(scope="module")
-def account(plane: ControlPlane) -> Path:
-    return install(plane)
-
-
-@pytest.fixture
-def rig(plane: ControlPlane, namespace: str, account: Path, tmp_path: Path, gpu_nodes: GpuNodes) -> Iterator[Rig]:
-    gpu_nodes(2, product="NVIDIA-H100-80GB-HBM3")
-    yield from rig_of(plane, namespace, account, tmp_path)
 
 
 def cpu_template(namespace: str, name: str) -> Json:

@@ -16,9 +16,8 @@ import pytest
 
 from dev.chart import render
 from dev.controlplane import ControlPlane
-from tests.cluster.conftest import GpuNodes
 from tests.cluster.moving import budget_job, codes, pods, read, settled, status, until
-from tests.cluster.rig import Rig, install, rig_of
+from tests.cluster.rig import Rig
 
 Json = dict[str, Any]
 
@@ -33,17 +32,6 @@ pytestmark = [
         reason="kubectl-rljob is not installed beside this Python: make setup does it",
     ),
 ]
-
-
-@pytest.fixture(scope="module")
-def account(plane: ControlPlane) -> Path:
-    return install(plane)
-
-
-@pytest.fixture
-def rig(plane: ControlPlane, namespace: str, account: Path, tmp_path: Path, gpu_nodes: GpuNodes) -> Iterator[Rig]:
-    gpu_nodes(2, product="NVIDIA-H100-80GB-HBM3")
-    yield from rig_of(plane, namespace, account, tmp_path)
 
 
 @pytest.fixture

@@ -3,34 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dev.controlplane import ControlPlane
 from rljob_operator.byhand import ANNOTATION
-from tests.cluster.conftest import GpuNodes
 from tests.cluster.jobs import drifting_job, emulation
-from tests.cluster.rig import Rig, eventually, install, rig_of
+from tests.cluster.rig import Rig, eventually
 
 Json = dict[str, Any]
 
 pytestmark = pytest.mark.timeout(600)
 """Lengths are known only once long responses have ended: a first decision to move takes some two minutes, and more on a busy machine."""
-
-
-@pytest.fixture(scope="module")
-def account(plane: ControlPlane) -> Path:
-    return install(plane)
-
-
-@pytest.fixture
-def rig(plane: ControlPlane, namespace: str, account: Path, tmp_path: Path, gpu_nodes: GpuNodes) -> Iterator[Rig]:
-    gpu_nodes(2, product="NVIDIA-H100-80GB-HBM3")
-    yield from rig_of(plane, namespace, account, tmp_path)
 
 
 def codes(rig: Rig) -> list[str]:

@@ -10,7 +10,6 @@ import json
 import secrets
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -37,7 +36,7 @@ from tests.cluster.moving import (
     until,
     wait_move,
 )
-from tests.cluster.rig import GPU, Rig, install, rig_of
+from tests.cluster.rig import GPU, Rig
 
 Json = dict[str, Any]
 
@@ -63,17 +62,6 @@ TRAIN_BOUND = {
     "responseTokens": {"mean": 50, "cv": 0.5, "max": 128},
 }
 """The same with a second trainer that is worth its GPUs."""
-
-
-@pytest.fixture(scope="module")
-def account(plane: ControlPlane) -> Path:
-    return install(plane)
-
-
-@pytest.fixture
-def rig(plane: ControlPlane, namespace: str, account: Path, tmp_path: Path, gpu_nodes: GpuNodes) -> Iterator[Rig]:
-    gpu_nodes(2, product="NVIDIA-H100-80GB-HBM3")
-    yield from rig_of(plane, namespace, account, tmp_path)
 
 
 @pytest.fixture

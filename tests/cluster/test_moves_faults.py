@@ -6,15 +6,9 @@ wants.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-import pytest
-
-from dev.controlplane import ControlPlane
 from dev.controlplane.rest import MERGE_PATCH
-from tests.cluster.conftest import GpuNodes
 from tests.cluster.moving import (
     annotate,
     budget_job,
@@ -32,20 +26,9 @@ from tests.cluster.moving import (
     until,
     wait_move,
 )
-from tests.cluster.rig import Rig, install, rig_of
+from tests.cluster.rig import Rig
 
 Json = dict[str, Any]
-
-
-@pytest.fixture(scope="module")
-def account(plane: ControlPlane) -> Path:
-    return install(plane)
-
-
-@pytest.fixture
-def rig(plane: ControlPlane, namespace: str, account: Path, tmp_path: Path, gpu_nodes: GpuNodes) -> Iterator[Rig]:
-    gpu_nodes(2, product="NVIDIA-H100-80GB-HBM3")
-    yield from rig_of(plane, namespace, account, tmp_path)
 
 
 def test_pods_that_never_get_ready_turn_a_move_round_and_one_that_hangs_is_named(rig: Rig) -> None:

@@ -4,30 +4,14 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from dev.controlplane import ControlPlane
-from tests.cluster.conftest import GpuNodes
 from tests.cluster.jobs import drifting_job, emulation
 from tests.cluster.moving import codes, condition, edit, pods, read, replicas, said, status, until
-from tests.cluster.rig import Recorder, Rig, install, rig_of
+from tests.cluster.rig import Recorder, Rig
 
 Json = dict[str, Any]
-
-
-@pytest.fixture(scope="module")
-def account(plane: ControlPlane) -> Path:
-    return install(plane)
-
-
-@pytest.fixture
-def rig(plane: ControlPlane, namespace: str, account: Path, tmp_path: Path, gpu_nodes: GpuNodes) -> Iterator[Rig]:
-    gpu_nodes(2, product="NVIDIA-H100-80GB-HBM3")
-    yield from rig_of(plane, namespace, account, tmp_path)
 
 
 class Trainers(Recorder):

@@ -8,21 +8,16 @@ from __future__ import annotations
 
 import json
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
-import pytest
-
-from dev.controlplane import ControlPlane
 from dev.controlplane.ports import free_ports
 from dev.controlplane.rest import MERGE_PATCH
 from rljob_operator.byhand import ANNOTATION
-from tests.cluster.conftest import GpuNodes
 from tests.cluster.jobs import drifting_job, emulation, merged
 from tests.cluster.moving import codes, condition, pods, read, replicas, said, status, staying, until, wait_move
-from tests.cluster.rig import Rig, install, rig_of
+from tests.cluster.rig import Rig
 
 Json = dict[str, Any]
 
@@ -42,17 +37,6 @@ SPEEDS = {"decode": {"speed": 0.95}, "train": {"speed": 0.8}}
 
 MOVES = {"Move", "MoveByHand", "MoveCommitted", "MoveRolledBack", "SpecChanged", "BudgetRaised"}
 """Codes of decisions that there are only where pods are moved."""
-
-
-@pytest.fixture(scope="module")
-def account(plane: ControlPlane) -> Path:
-    return install(plane)
-
-
-@pytest.fixture
-def rig(plane: ControlPlane, namespace: str, account: Path, tmp_path: Path, gpu_nodes: GpuNodes) -> Iterator[Rig]:
-    gpu_nodes(2, product="NVIDIA-H100-80GB-HBM3")
-    yield from rig_of(plane, namespace, account, tmp_path)
 
 
 class Begun:

@@ -55,8 +55,10 @@ def aims(rows: dict[PolicyName, PolicyJson], *, stationary: bool, first_is_best:
     found = [_aim("within 3 % of the clairvoyant", ours / clairvoyant, OF_CLAIRVOYANT)]
     gain = 1.0 - clairvoyant / total[PolicyName.STATIC_START]
     if gain > GAINS:
-        found.append(_below("better than the split of step 0", ours / total[PolicyName.STATIC_START], 1.0))
-        found.append(_below("better than the queue-depth autoscaler", ours / total[PolicyName.THRESHOLD], 1.0))
+        found.append(_aim("better than the split of step 0", ours / total[PolicyName.STATIC_START], 1.0, below=True))
+        found.append(
+            _aim("better than the queue-depth autoscaler", ours / total[PolicyName.THRESHOLD], 1.0, below=True)
+        )
     else:
         found.append(_aim("within 1 % of the split of step 0", ours / total[PolicyName.STATIC_START], ELSEWHERE))
         found.append(_aim("within 1 % of the queue-depth autoscaler", ours / total[PolicyName.THRESHOLD], ELSEWHERE))
@@ -70,13 +72,10 @@ def aims(rows: dict[PolicyName, PolicyJson], *, stationary: bool, first_is_best:
             found.append(_aim("no move, since the first split is the best", moves.moves, 0))
         else:
             found.append(_aim("at most two moves", moves.moves, STATIONARY_MOVES))
-            found.append(_below("no move from step 50 on", late, STATIONARY_STEP))
+            found.append(_aim("no move from step 50 on", late, STATIONARY_STEP, below=True))
     return found
 
 
-def _aim(aim: str, value: float, limit: float) -> AimJson:
-    return AimJson(aim=aim, met=bool(value <= limit), value=round(float(value), 4), limit=float(limit))
-
-
-def _below(aim: str, value: float, limit: float) -> AimJson:
-    return AimJson(aim=aim, met=bool(value < limit), value=round(float(value), 4), limit=float(limit))
+def _aim(aim: str, value: float, limit: float, *, below: bool = False) -> AimJson:
+    met = value < limit if below else value <= limit
+    return AimJson(aim=aim, met=bool(met), value=round(float(value), 4), limit=float(limit))
